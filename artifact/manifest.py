@@ -35,6 +35,7 @@ KEY_POSITIONS = "key_positions"
 PROJECTED = ("projected_keys", "projected_values")
 ATTENTION_MASK = "attention_mask"
 BLOCK_ROWS = "block_rows"
+WEIGHTS_RANKS = (3, 4)
 
 # Numbers are bounded so that products of them are numbers too, and fit the messages that describe a model.
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -95,8 +96,9 @@ class TensorSpec(Record):
     name: str
     data_type: Literal["float32", "int64", "bool"]
     axes: tuple[str | Size, ...]
-    exclusive_upper_bound: Size | None = None
-    """For ids, which count from 0: each is below this bound."""
+    exclusive_upper_bound: Size | tuple[Size, ...] | None = None
+    """For ids, which count from 0: each is below this bound, or below that of its column if ids (B, F) have a
+    bound for each."""
 
     @property
     def length_axis(self) -> str | int:
@@ -107,6 +109,17 @@ class TensorSpec(Record):
 def sequence_axes(specs: Iterable[TensorSpec]) -> list[str]:
     """The symbolic length axis of each tensor that has one."""
     return [spec.length_axis for spec in specs if isinstance(spec.length_axis, str)]
+
+
+def has_weights_axes(spec: TensorSpec) -> bool:
+    """Whether the axes of a tensor may be those of attention weights, (B, H, Tq, Tk) or (B, Tq, Tk).
+
+    A fixed number of columns is that of keys only if there are as many rows: it may be that of classes.
+    """
+    if spec.data_type != "float32" or len(spec.axes) not in WEIGHTS_RANKS:
+        return False
+    *heads, query, key = spec.axes[1:]
+    return all(isinstance(axis, int) for axis in heads) and (isinstance(key, str) or query == key)
 
 
 class DerivedAxis(Record):
@@ -194,6 +207,10 @@ class Manifest(Record):
     """By symbolic axis of outputs that is not an axis of an input, how its size follows from one."""
     length_multiples: dict[str, Size] = Field(default_factory=dict)
     """By symbolic axis, what every number of rows must be a multiple of; axes of any number are absent."""
+    lengths: dict[str, str] = Field(default_factory=dict)
+    """Of non-attention modules with masks of keys: by input that holds lengths in place of one, its axis."""
+    attention_weights: str = ""
+    """Of non-attention modules: the output with attention weights (B, H, Tq, Tk) or (B, Tq, Tk), if any."""
     refuses_nan: bool = False
     """Whether servers refuse NaN in inputs: it makes NaN of other results than in eager PyTorch."""
     branches_as_traced: tuple[str, ...] = ()
@@ -224,6 +241,15 @@ class Manifest(Record):
                 raise ValueError(
                     f"derived axis {name!r} of {axis.axis!r}: must derive from an axis of inputs"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_attention_weights(self) -> Self:
+        for graph in self.graphs.values() if self.attention_weights else ():
+            if not any(
+                has_weights_axes(spec) for spec in graph.outputs if spec.name == self.attention_weights
+            ):
+                raise ValueError(f"attention_weights: {self.attention_weights!r} is not such an output")
         return self
 
     @cached_property

@@ -14,14 +14,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attention_serving.artifact.manifest import ATTENTION_MASK
 from attention_serving.export.assumptions import Place, innermost_place, user_place
 from attention_serving.export.operators import REPLACEMENTS
-from attention_serving.export.signature import output_tensors
+from attention_serving.export.signature import StandardViews, output_tensors
 from attention_serving.export.state import ModuleState
 
 
@@ -133,7 +132,9 @@ class AdaptedModule(nn.Module):
         arguments, masks = self.arguments(inputs), {mask.name for mask in self.masks}
         tensors = [values for name, values in arguments.items() if name not in masks]
         rows = [max(inputs[name].shape[:2]) for name in self._rows.values()]
-        is_small = max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_ALONE
+        is_small = not torch.compiler.is_exporting() and (  # a trace would note the condition
+            max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_ALONE
+        )
         with self.calls.following(tensors, is_small=is_small):
             if not torch.compiler.is_exporting():
                 return self.call(arguments)
@@ -264,12 +265,19 @@ class InputValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class TracedCalls(TorchFunctionMode):
+# How Python reads a number of a tensor.
+NUMBERS_OF_TENSORS = (
+    torch.Tensor.__bool__, torch.Tensor.item, torch.Tensor.__int__, torch.Tensor.__float__,
+    torch.Tensor.__index__,
+)  # fmt: skip
+
+
+class TracedCalls(StandardViews):
     """Records the decisions of branches while eager PyTorch runs, and repeats them in a trace.
 
     A branch on the values of tensors that decides the same for every input and length is a constant of the
-    module, and the tracer is told its decision. Operators that the exporter does not know in every form are
-    replaced. The parity report proves the graph.
+    module, and the tracer is told its decision; so is a number that Python reads of a tensor, as `x.item()`.
+    Operators that the exporter does not know in every form are replaced. The parity report proves the graph.
 
     Attributes:
         decisions: By place of a branch such as `if mask.all()`, what it has decided.
@@ -279,9 +287,8 @@ class TracedCalls(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.decisions: Mapping[Place, set[bool]] = defaultdict(set)
+        self.decisions: Mapping[Place, set[Any]] = defaultdict(set)
         self.of_inputs: dict[Place, Place] = {}
-        self.is_needed = False
         self._values: InputValues | None = None
 
     def following(self, inputs: Sequence[Tensor], *, is_small: bool) -> ExitStack:
@@ -290,7 +297,7 @@ class TracedCalls(TorchFunctionMode):
         What depends on their values is followed if the call is small.
         """
         stack = ExitStack()
-        self._values = InputValues(inputs) if is_small and not torch.compiler.is_exporting() else None
+        self._values = InputValues(inputs) if is_small else None
         if self._values is not None:
             stack.enter_context(self._values)
         # flex_attention calls its operator itself, in place of a compiler that has no part in a trace.
@@ -306,17 +313,20 @@ class TracedCalls(TorchFunctionMode):
         if func in REPLACEMENTS:
             self.is_needed = True
             return (REPLACEMENTS[func] if torch.compiler.is_exporting() else func)(*args, **options)
-        if func is not torch.Tensor.__bool__:
-            return func(*args, **options)
+        if func not in NUMBERS_OF_TENSORS:
+            return super().__torch_function__(func, types, args, options)
         place = innermost_place()
         decisions = self.decisions[place]
         if torch.compiler.is_exporting():
             return next(iter(decisions)) if len(decisions) == 1 else func(*args)
         self.is_needed = True
-        decision = bool(func(*args))
+        decision = func(*args)
         decisions.add(decision)
         if self._values is not None and self._values.reach(args[0]):
-            self.of_inputs.setdefault(place, user_place() or place)
+            if func is torch.Tensor.__bool__:
+                self.of_inputs.setdefault(place, user_place() or place)
+            else:
+                decisions.add(None)  # no number of the trace
         return decision
 
     @property

@@ -1,5 +1,6 @@
 """`export_module`, the Python interface of the exporter."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -151,6 +152,8 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     with module_inputs.advise_masks():
         spec = module_spec(source, module_inputs, names, description, tolerance, branches)
         accepted = tolerance or spec.tolerances[precision]
+        for line in spec.signatures[0].describe():
+            progress(line)
         return ArtifactWriter(spec, target, precision, accepted, digest, progress).publish(key)
 
 
@@ -206,5 +209,8 @@ def check_module(
             bound = tensor.exclusive_upper_bound
             ids = f", ids below {bound}" if bound is not None else ""
             progress(f"{direction} {tensor.name}: {tensor.data_type} ({axes}){ids}")
+    # The largest lengths were not tried.
+    for line in dataclasses.replace(plain, max_lengths=module_inputs.max_lengths).describe():
+        progress(line)
     progress(f"graphs: {', '.join(signature.kind for signature in spec.signatures)}")
     trace(spec.module, plain)

@@ -315,6 +315,8 @@ class ArtifactWriter:
             min_lengths=dict(signatures[0].min_lengths),
             derived_axes=dict(signatures[0].derived_axes),
             length_multiples=dict(signatures[0].length_multiples),
+            lengths=dict(signatures[0].lengths),
+            attention_weights=signatures[0].attention_weights,
             refuses_nan=refuses_nan,
             branches_as_traced=tuple(spec.branches),
             encoder=spec.encoder,

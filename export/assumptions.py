@@ -73,6 +73,14 @@ def user_place() -> Place | None:
     return None
 
 
+def user_line(details: str) -> str:
+    """The last line of the user's code that a traceback names: the end of a phrase."""
+    lines = re.findall(r'File "([^"<]+)", line (\d+)', details)
+    skipped = (sys.prefix, sys.base_prefix, TORCH_FOLDER, EXPORT_FOLDER)
+    places = [Place(file, int(line)) for file, line in lines if not file.startswith(skipped)]
+    return f", at {places[-1]}" if places else ""
+
+
 @dataclass(frozen=True)
 class Assumption:
     """A condition on sizes that a graph was traced under.

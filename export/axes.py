@@ -18,10 +18,18 @@ from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import Meaning, call_module
 from attention_serving.export.errors import ExportError
 from attention_serving.export.probe import failure
-from attention_serving.export.signature import ValueRange, named_outputs, standard_layers
+from attention_serving.export.signature import (
+    IdBound,
+    StandardViews,
+    ValueRange,
+    named_outputs,
+    standard_layers,
+)
 
 SEQUENCE_AXIS, CONTEXT_VECTORS = "sequence", "context_vectors"
 TRIED_BATCH = 3
+# Ids of few columns and small ranges may equal others by chance.
+TRIED_IDS = 12
 # Rows of a sequence that a mask is tried with, of which it hides the last ones.
 TRIED_ROWS, HIDDEN_ROWS = 11, 3
 PADDING, KEY_PADDING, ATTENTION = "padding_mask", "key_padding_mask", "attention_mask"
@@ -59,7 +67,7 @@ class Understanding:
 
     axes: Mapping[str, Mapping[int, str]]
     masks: Mapping[str, str | None]
-    id_bounds: Mapping[str, int] = field(default_factory=dict)
+    id_bounds: Mapping[str, IdBound] = field(default_factory=dict)
     output_axes: tuple[int, ...] = ()
     output_names: Sequence[str] = (CONTEXT_VECTORS,)
     notes: Sequence[str] = ()
@@ -159,7 +167,7 @@ class _Trials:
     ) -> None:
         self._module, self._examples, self._positional = module, examples, positional
         self.first = {name: values[0] for name, values in examples.items()}
-        self.id_bounds: dict[str, int] = {}
+        self.id_bounds: dict[str, IdBound] = {}
         self._random = torch.Generator().manual_seed(0)
         try:
             self.names, self.omitted = self._names(self._call(self.first))
@@ -200,7 +208,7 @@ class _Trials:
     def _call(self, inputs: Mapping[str, Tensor]) -> Any:
         copies = {name: tensor.clone() for name, tensor in inputs.items()}
         # Fused kernels do not check that keys and values have one length.
-        with torch.inference_mode(), standard_layers(), sdpa_kernel(SDPBackend.MATH):
+        with torch.inference_mode(), standard_layers(), StandardViews(), sdpa_kernel(SDPBackend.MATH):
             return call_module(self._module, copies, positional=self._positional)
 
     @staticmethod
@@ -213,8 +221,9 @@ class _Trials:
     def _draw(self, name: str, tensor: Tensor) -> Tensor:
         """Other values, in the range of the examples; a mask stays as it is."""
         if tensor.dtype is torch.int64 and not is_mask_name(name):
-            most = self.id_bounds.get(name, int(self.first[name].max()) + 1)
-            return torch.randint(max(most, 1), tensor.shape, generator=self._random)
+            most = torch.tensor(self.id_bounds.get(name, int(self.first[name].max()) + 1)).clamp(min=1)
+            columns = most if most.ndim and tensor.shape[-1:] == most.shape else most.min()
+            return (torch.rand(tensor.shape, generator=self._random, dtype=torch.float64) * columns).long()
         if not tensor.is_floating_point() or is_mask_name(name):
             return tensor
         low, high = float(self.first[name].min()), float(self.first[name].max())
@@ -222,28 +231,31 @@ class _Trials:
             return torch.randn(tensor.shape, generator=self._random)
         return low + (high - low) * torch.rand(tensor.shape, generator=self._random)
 
-    def _find_id_bounds(self) -> dict[str, int]:
+    def _find_id_bounds(self) -> dict[str, IdBound]:
         """Those of inputs whose ids, or these plus a constant, are all that an embedding is read with."""
         ids = [n for n, tensor in self.first.items() if tensor.dtype is torch.int64 and not is_mask_name(n)]
         with EmbeddingReads() as records:
             self.run(self.first)
         least = min((rows for _, rows in records.reads), default=0)
         for most in (least // 2 + 1, least // 2):
-            draws = [self._ids_and_reads(ids, max(most, 2)) for _ in range(2)]
+            draws = [self._ids_and_reads(ids, max(most, 2)) for _ in range(TRIED_IDS)]
             if len({len(reads) for _, reads in draws}) == 1 and draws[0][1]:
                 break
         else:
             return {}
-        bounds = dict[str, list[int]]()
+        reads = [*zip(*(reads for _, reads in draws), strict=True)]
+        bounds = dict[str, IdBound]()
         for name in ids:
-            for read in zip(*(reads for _, reads in draws), strict=True):
-                offsets = {
-                    _offset(inputs[name], values)
-                    for (inputs, _), (values, _) in zip(draws, read, strict=True)
-                }
-                if len(offsets) == 1 and (offset := offsets.pop()) is not None:
-                    bounds.setdefault(name, []).append(read[0][1] - offset)
-        return {name: min(values) for name, values in bounds.items()}
+            values = [inputs[name] for inputs, _ in draws]
+            if (bound := _id_bound(values, reads)) is not None:
+                bounds[name] = bound
+            elif values[0].ndim == 2:  # noqa: PLR2004 - (B, F), maybe with an embedding for each column
+                columns = [
+                    _id_bound(column, reads) for column in zip(*(ids.T for ids in values), strict=True)
+                ]
+                if None not in columns:
+                    bounds[name] = tuple(filter(None, columns))
+        return bounds
 
     def _ids_and_reads(
         self, names: Sequence[str], most: int
@@ -252,6 +264,16 @@ class _Trials:
         with EmbeddingReads() as records:
             ran = self.run({**self.first, **drawn}) is not None
         return drawn, records.reads if ran else []
+
+
+def _id_bound(draws: Sequence[Tensor], reads: Sequence[Sequence[tuple[Tensor, int]]]) -> int | None:
+    """That of embeddings which are read, in each draw, with these ids or with these plus a constant."""
+    bounds = list[int]()
+    for read in reads:
+        offsets = {_offset(ids, values) for ids, (values, _) in zip(draws, read, strict=True)}
+        if len(offsets) == 1 and (offset := offsets.pop()) is not None:
+            bounds.append(read[0][1] - offset)
+    return min(bounds, default=None)
 
 
 def _offset(ids: Tensor, read: Tensor) -> int | None:
@@ -394,9 +416,11 @@ def _tries(trials: _Trials, base: Sizes, group: Group) -> Iterator[list[dict[Axi
 
 
 def _varies(trials: _Trials, base: Sizes, group: Group) -> bool:
-    """Whether the module runs with fewer and with more rows."""
+    """Whether the module runs with fewer and with more rows; of two rows, with more that change a result."""
     fewer, more = _tries(trials, base, group)
-    return any(map(trials.takes, more)) and (not fewer or any(map(trials.takes, fewer)))
+    return any(map(trials.takes, more)) and (
+        any(map(trials.takes, fewer)) if fewer else _varies_in_one_direction(trials, base, group)
+    )
 
 
 def _varies_in_one_direction(trials: _Trials, base: Sizes, group: Group) -> bool:

@@ -5,11 +5,10 @@ import gc
 import io
 import logging
 import re
-import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -23,12 +22,13 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import AdaptedModule
 from attention_serving.export.assumptions import (
-    EXPORT_FOLDER,
-    TORCH_FOLDER,
     Assumption,
     Place,
     record_assumptions,
+    user_line,
+    user_place,
 )
+from attention_serving.export.derived import MOST_STRIDE
 from attention_serving.export.errors import ExportError
 from attention_serving.export.rewrite import expand_masks, expand_rotary, merge_heads, read_sizes_once
 from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, SignedModule, standard_layers
@@ -58,16 +58,18 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         quiet("onnxscript"),
         redirect_stdout(log),
         redirect_stderr(log),
-        _symbolic_len(),
+        _symbolic_sizes() as numbers,
         record_assumptions(signature) as assumptions,
     ):
-        size = module.return_to_start() if isinstance(module, AdaptedModule) else 0
+        adapted = _adapted_part(module)
+        size = 0 if adapted is None else adapted.return_to_start()
         try:
             program = _export(SignedModule(module, signature), signature, size)
         except ExportError:
             raise
         except Exception as error:  # the tracer and the module may raise anything
-            raise _untraceable(module, signature, assumptions, error, log.getvalue()) from error
+            places = [*numbers, *(assumption.place for assumption in assumptions[-1:])]
+            raise _untraceable(module, signature, assumptions, places, error, log.getvalue()) from error
     for value, spec in zip(program.model.graph.inputs, signature.inputs, strict=True):
         # Operators broadcast a mask of one head, and take one of H heads as well: the axis traced as 1
         # becomes symbolic. The parity report covers both sizes.
@@ -89,6 +91,7 @@ def _untraceable(
     module: nn.Module,
     signature: Signature,
     assumptions: Sequence[Assumption],
+    places: Sequence[Place],
     error: Exception,
     log: str,
 ) -> ExportError:
@@ -98,8 +101,9 @@ def _untraceable(
         cause = cause.__cause__
     text = f"{error}\n{cause}"
     details = "\n".join(traceback.format_exception(error)) + log
-    undecided = module.calls.undecided if isinstance(module, AdaptedModule) else []
-    line = _user_line(details)
+    adapted = _adapted_part(module)
+    undecided = [] if adapted is None else adapted.calls.undecided
+    line = user_line(details)
     message = f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
     if isinstance(cause, ExportError):
         reason = f"{cause}{line}"
@@ -116,8 +120,8 @@ def _untraceable(
     elif re.search(
         r"pecialized|onstraints violated|generated guard|not all values|inferred ranges", text, re.I
     ):
-        last = assumptions[-1] if assumptions else None
-        place = f", at {last.place}" if last else line
+        last = assumptions[-1] if assumptions and places[0] == assumptions[-1].place else None
+        place = f", at {places[0]}" if places else line
         axes = " and ".join(last.axes) if last else "an axis"
         reason = (
             f"the module fixes the size of {axes}, or branches on it{place}. Compute the same for all sizes: "
@@ -141,12 +145,9 @@ def _untraceable(
     )
 
 
-def _user_line(details: str) -> str:
-    """The last line of the user's code that a traceback names: the end of a phrase."""
-    lines = re.findall(r'File "([^"<]+)", line (\d+)', details)
-    skipped = (sys.prefix, sys.base_prefix, TORCH_FOLDER, EXPORT_FOLDER)
-    places = [Place(file, int(line)) for file, line in lines if not file.startswith(skipped)]
-    return f", at {places[-1]}" if places else ""
+def _adapted_part(module: nn.Module) -> AdaptedModule | None:
+    """A module of somebody else, perhaps inside one that computes in half precision."""
+    return next((part for part in module.modules() if isinstance(part, AdaptedModule)), None)
 
 
 def _sizes(value: onnx_ir.Value) -> list[int | str | None]:
@@ -216,17 +217,17 @@ def _export(module: nn.Module, signature: Signature, size: int) -> torch.onnx.ON
 
 
 def _example_sizes(signature: Signature, size: int = 0) -> dict[str, int]:
-    """A size for each symbolic axis; lengths are larger than `size`."""
-    lengths = [
-        (axis, size + length) for axis, length in zip(signature.sequence_axes, EXAMPLE_LENGTHS, strict=False)
-    ]
+    """A size for each symbolic axis; lengths are larger than `size`, and those of outputs than 1."""
+    least, steps, derived = signature.min_lengths, signature.length_multiples, signature.derived_axes.values()
     # A mask is traced with one head for all.
-    fixed = {BATCH_AXIS: EXAMPLE_BATCH, MASK_HEADS_AXIS: 1}
-    least, steps = signature.min_lengths, signature.length_multiples
-    return fixed | {
-        axis: signature.clip(axis, length * steps[axis] if axis in steps else length + least.get(axis, 1) - 1)
-        for axis, length in lengths
-    }
+    sizes = {BATCH_AXIS: EXAMPLE_BATCH, MASK_HEADS_AXIS: 1}
+    for factor in range(1, MOST_STRIDE + 1):
+        for axis, length in zip(signature.sequence_axes, EXAMPLE_LENGTHS, strict=False):
+            rows = size + factor * length
+            sizes[axis] = signature.clip(axis, rows * steps.get(axis, 1) + least.get(axis, 1) - 1)
+        if all(formula.size(sizes[formula.axis]) > 1 for formula in derived):
+            break
+    return sizes
 
 
 def _dimension(signature: Signature, axis: str) -> Any:
@@ -256,15 +257,38 @@ def quiet(name: str) -> Iterator[io.StringIO]:
 
 
 @contextmanager
-def _symbolic_len() -> Iterator[None]:
-    """Lets `len` of a tensor return a symbol while the block runs. Python's own returns numbers only."""
-    original = len
+def _symbolic_sizes() -> Iterator[list[Place]]:
+    """Lets `len` of a tensor return a symbol while the block runs, and symbols be keys of a dict.
+
+    Python's own `len` returns numbers only. Tables that a module keeps by length are made in each trace.
+
+    Yields:
+        The lines that make a number of a symbol, such as those of lists with an element for each row.
+    """
+    original, lines = len, list[Place]()
 
     def symbolic(value: Any) -> Any:
         return value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else original(value)
 
-    with patch.object(builtins, "len", symbolic):
-        yield
+    def digest(size: torch.SymInt) -> int:
+        return hash((id(size.node.shape_env), str(size.node.expr)))
+
+    def record(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def convert(value: Any) -> Any:
+            size = value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else value
+            if isinstance(size, torch.SymInt) and (place := user_place()) is not None:
+                lines.append(place)
+            return function(value)
+
+        return convert
+
+    converters = ((torch.SymInt, "__index__"), (torch.SymInt, "__int__"), (torch.Tensor, "__iter__"))
+    with ExitStack() as stack:
+        for kind, name in converters:
+            stack.enter_context(patch.object(kind, name, record(getattr(kind, name))))
+        stack.enter_context(patch.object(torch.SymInt, "__hash__", digest))
+        stack.enter_context(patch.object(builtins, "len", symbolic))
+        yield lines
 
 
 @contextmanager
@@ -346,8 +370,10 @@ def _check(proto: onnx.ModelProto, signature: Signature) -> None:
     for value, spec in zip(values, (*signature.inputs, *signature.outputs), strict=True):
         dims = value.type.tensor_type.shape.dim
         axes = tuple(dim.dim_param or dim.dim_value for dim in dims)
-        if (value.name, axes) != (spec.name, spec.axes):
-            raise ExportError(f"the graph has {value.name} {axes}; expected {spec.name} {spec.axes}")
+        data_type = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
+        if (value.name, data_type, axes) != (spec.name, spec.data_type, spec.axes):
+            contract = f"{spec.name} {spec.data_type} {spec.axes}"
+            raise ExportError(f"the graph has {value.name} {data_type} {axes}; expected {contract}")
     foreign = sorted({f"{node.domain}.{node.op_type}" for node in proto.graph.node if node.domain})
     if foreign or proto.functions:
         raise ExportError(f"the graph uses operators outside the ONNX standard: {', '.join(foreign)}")

@@ -45,6 +45,7 @@ from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
     MAX_SEQUENCE_AXES,
     ExportSpec,
+    IdBound,
     Signature,
     ValueRange,
     tensor,
@@ -89,6 +90,7 @@ class ModuleInputs:
         example_sizes: By sequence axis, the number of rows in the first example.
         ranges: By input, the values that it is tested with; absent if they are standard normal.
         narrow_ranges: The same for every input of real numbers, whatever its examples.
+        flags: By input of flags, the first value of the example.
         understanding: What was found by runs of the module.
         positional: The parameters in their order if `forward` takes them by position.
     """
@@ -102,6 +104,7 @@ class ModuleInputs:
     ranges: Mapping[str, ValueRange]
     narrow_ranges: Mapping[str, ValueRange]
     # Not part of the digest of the source, which artifacts of earlier versions record.
+    flags: Mapping[str, bool] = field(repr=False)
     understanding: Understanding = field(repr=False)
     positional: tuple[str, ...] = field(repr=False, default=())
 
@@ -191,6 +194,13 @@ class ModuleInputs:
             },
             ranges=ranges[0],
             narrow_ranges=ranges[1],
+            flags={
+                served: bool(examples[name].flatten()[0])
+                for (name, served), spec in zip(names.items(), tensors, strict=True)
+                if isinstance(spec.axes[-1], str)
+                and len(spec.axes) > 1
+                and (spec.data_type == "bool" or spec.exclusive_upper_bound == len((False, True)))
+            },
             understanding=understanding,
             positional=tuple(examples) if positional else (),
         )
@@ -277,6 +287,13 @@ def read_inputs(
     """
     source, notes = copy_module(module, example)
     module_inputs = ModuleInputs.of(source, example, dynamic_axes, max_length, masks, inputs, examples)
+    for spec in module_inputs.tensors:
+        name = module_inputs.parameters.get(spec.name, spec.name)
+        if spec.data_type == "int64" and name not in module_inputs.understanding.id_bounds:
+            notes.append(
+                f"input {spec.name}: integers below {spec.exclusive_upper_bound}, as in the example; give "
+                f"larger ones in examples=[...]"
+            )
     return source, module_inputs, notes
 
 
@@ -313,6 +330,7 @@ def module_spec(
         least_key_length=1,
         max_lengths=inputs.max_lengths,
         ranges=inputs.ranges,
+        flags=inputs.flags,
         lengths={name: axis for axis, name in inputs.lengths.items()},
     )
     check_repeatable(adapted, plain, inputs.example_sizes)
@@ -471,7 +489,7 @@ def _check_masks(masks: Sequence[Mask], axes: Sequence[str]) -> None:
 
 
 def _input(
-    name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str, bound: int | None
+    name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str, bound: IdBound | None
 ) -> TensorSpec:
     example = examples[0]
     if example.dtype not in DATA_TYPES:
@@ -491,7 +509,9 @@ def _input(
         raise ValueError(f"dynamic_axes[{name!r}]={dict(axis_names)}: its shape is {tuple(example.shape)}")
     shape = (BATCH_AXIS, *(axis_names.get(at, size) for at, size in enumerate(example.shape[1:], 1)))
     if example.dtype is torch.int64:
-        bound = max(bound or 0, *(_id_bound(name, values) for values in examples))
+        largest = max(_id_bound(name, values) for values in examples)
+        is_of_columns = isinstance(bound, tuple) and isinstance(shape[1], int)
+        bound = bound if is_of_columns else max(largest, bound if isinstance(bound, int) else 0)
     return tensor(served, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=bound)
 
 

@@ -140,6 +140,13 @@ def _layers(
     return rows, [torch.cat(values) for values in last]
 
 
+def refuse_packing(*_arguments: Any) -> Any:
+    """Refuses pack_padded_sequence."""
+    raise ExportError(
+        "ONNX has no packed sequences: give the layer padded rows, and mask what it returns for the padding"
+    )
+
+
 def _gates(tensor: Tensor, kind: str) -> Tensor:
     """Weights or biases with their gates in the order of ONNX."""
     chunks = tensor.chunk(len(GATES[kind]))
@@ -154,4 +161,5 @@ REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
     torch.gru: recurrent("GRU", linear_before_reset=1),
     torch.rnn_tanh: recurrent("RNN"),
     torch.rnn_relu: recurrent("RNN", activations=["Relu"]),
+    torch._VF._pack_padded_sequence: refuse_packing,
 }

@@ -368,7 +368,8 @@ def _advice(failed: ParityCase, cases: list[ParityCase], tolerance: Tolerance) -
     equal = [case.max_abs_error for case in cases if case.within_tolerance and case.graph is failed.graph]
     if failed.max_abs_error <= 10 * max(equal, default=10 * max(tolerance.atol, tolerance.rtol)):
         return (
-            "Large scores amplify rounding: state a wider tolerance for a module whose weights produce them"
+            "Large scores and sines of large angles amplify rounding: keep a table of positions in a buffer, "
+            "pass a smaller max_length, or state a wider tolerance"
         )
     return (
         "This is more than rounding: the module computes something else when it is traced. It may branch on "

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
 from attention_serving.artifact.golden import Arrays, GoldenCase
-from attention_serving.artifact.manifest import BATCH_AXIS, DerivedAxis, TensorSpec
+from attention_serving.artifact.manifest import BATCH_AXIS, DerivedAxis, TensorSpec, has_weights_axes
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule
-from attention_serving.export.assumptions import LONGEST_SERVED
+from attention_serving.export.assumptions import LONGEST_SERVED, user_line
 from attention_serving.export.derived import derive_axis
 from attention_serving.export.errors import ExportError
 from attention_serving.export.parity import LONGEST
@@ -48,7 +49,10 @@ FURTHER_SIZES = (1,) * 6, (1, LONGEST, LONGEST + 8, LONGEST + 10, LONGEST + 28)
 TRIED_LENGTHS = (LONGEST, 2049, 4097, LONGEST_SERVED)
 # A length is not tried if it is expected to take longer, nor if it needs more than the free memory: three
 # copies of the scores of eight heads for each pair of rows.
-LONG_RUN_SECONDS, PAIR_BYTES = 20.0, 3 * 8 * 4
+# Outputs have copies, in float64 too.
+LONG_RUN_SECONDS, PAIR_BYTES, OUTPUT_COPIES = 20.0, 3 * 8 * 4, 8
+# The sum of attention weights that were rounded to bfloat16 differs from 1 by less.
+SUM_TOLERANCE = 2.0**-8
 MEMORY_FILE = Path("/proc/meminfo")
 LongCase: TypeAlias = tuple[Mapping[str, int], GoldenCase]
 """Sizes of the symbolic axes, and what eager PyTorch computes."""
@@ -57,10 +61,6 @@ FAST_PATH_NOTE = (
     "uses in evaluation mode return other values for this module, such as zeros for rows that a mask inside "
     "it hides"
 )
-BATCH_FIRST = (
-    "build its layers with batch_first=True, or transpose the first two axes of inputs and outputs in forward"
-)
-BATCH_SECOND = f"the module takes (sequence, batch, ...), and must take (batch, sequence, ...): {BATCH_FIRST}"
 
 
 def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) -> Signature:
@@ -106,7 +106,18 @@ def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) 
         if dtype not in DATA_TYPES or axes[:1] != [BATCH_AXIS]:
             raise ValueError(f"output {name!r} is {dtype} {axes}; it must begin with the batch axis")
         specs.append(tensor(name, DATA_TYPES[dtype], *axes))
-    return replace(signature, outputs=tuple(specs), derived_axes=derived)
+    weights = [
+        spec.name
+        for spec, *values in zip(specs, *results, strict=True)
+        if has_weights_axes(spec) and all(map(_has_rows_of_sum_1, values))
+    ]
+    chosen = ATTENTION_WEIGHTS if ATTENTION_WEIGHTS in weights else next(reversed(weights), "")
+    return replace(signature, outputs=tuple(specs), derived_axes=derived, attention_weights=chosen)
+
+
+def _has_rows_of_sum_1(values: Tensor) -> bool:
+    sums = values.sum(-1)
+    return bool((values >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=SUM_TOLERANCE)
 
 
 SizeAt: TypeAlias = Callable[[str, int], int | None]
@@ -161,13 +172,7 @@ def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping
     choices = [first_sizes(signature), _clipped(signature, SECOND_SIZES), {BATCH_AXIS: 2, **example}]
     sizes = next((sizes for sizes in choices if _takes(module, signature, sizes)), None)
     if sizes is None:
-        try:
-            _run(module, signature, sizes := choices[0])
-        except ExportError as error:
-            raise error.with_advice(
-                f". Inputs are (batch, sequence, ...): if the module takes (sequence, batch, ...), "
-                f"{BATCH_FIRST}"
-            ) from error
+        _run(module, signature, sizes := choices[0])  # which raises
     least, multiples = dict[str, int](), dict[str, int]()
     for axis in signature.sequence_axes:
         takes, size = partial(_takes_length, module, signature, sizes, axis), sizes[axis]
@@ -233,17 +238,18 @@ class _Reach:
 
     def extend(self, most: int) -> None:
         """Tries longer sequences, up to a length, as far as time and memory allow."""
-        free, seconds = _free_bytes(), 0.0
+        free, seconds, output_bytes = _free_bytes(), 0.0, 0
         tries = (self._signature.clip(self._axis, tried) for tried in TRIED_LENGTHS)
         step = self._signature.length_multiples.get(self._axis, 1)
         most = most // step * step
         for length in (*(tried for tried in tries if self.length < tried < most), most):
-            expected = seconds * (length / self.length) ** 2
-            if PAIR_BYTES * length**2 > free or expected > LONG_RUN_SECONDS:
+            growth = (length / self.length) ** 2
+            size = PAIR_BYTES * length**2 + OUTPUT_COPIES * output_bytes * growth
+            if size > free or seconds * growth > LONG_RUN_SECONDS:
                 return
             started = time.monotonic()
             try:
-                self._run(length)
+                output_bytes = self._run(length)
             except NotANumberError:
                 raise
             except ExportError as error:
@@ -254,11 +260,13 @@ class _Reach:
                 return
             seconds = time.monotonic() - started
 
-    def _run(self, length: int) -> None:
+    def _run(self, length: int) -> int:
+        """Runs one sequence, and returns the bytes of its outputs."""
         sizes, case = self._case(length)
         self.length = length
         if length > LONGEST:
             self.cases.append((sizes, case))
+        return sum(array.nbytes for array in case.outputs.values())
 
     def _takes(self, length: int) -> bool:
         try:
@@ -275,7 +283,7 @@ class _Reach:
         case = GoldenCase(self._signature.kind, inputs, outputs(self._module, self._signature, inputs))
         # Random ids can include padding, which some models do not count as rows; the largest id is not.
         largest = {
-            spec.name: np.full_like(inputs[spec.name], spec.exclusive_upper_bound - 1)
+            spec.name: np.full_like(inputs[spec.name], np.subtract(spec.exclusive_upper_bound, 1))
             for spec in self._signature.inputs
             if spec.exclusive_upper_bound
         }
@@ -406,7 +414,7 @@ def check_independence(module: nn.Module, signature: Signature, tolerance: Toler
                 raise ExportError(
                     f"output {name!r}: the result of a sequence depends on its batch; the sequences of a "
                     f"batch come from different callers and must not depend on each other. If the module "
-                    f"takes (sequence, batch, ...), {BATCH_FIRST}"
+                    f"takes (sequence, batch, ...), name its axes so: {{0: 'sequence', 1: 'batch'}}"
                 )
 
 
@@ -498,8 +506,9 @@ def failure(inputs: Arrays | Mapping[str, Tensor], error: Exception) -> ExportEr
     """What a module raised for inputs."""
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
     first = str(error).strip().partition("\n")[0]
-    message = f"the module fails for {shapes}: {type(error).__name__}: {first}"
-    return ExportError(message, "".join(traceback.format_exception(error)))
+    details = "".join(traceback.format_exception(error))
+    message = f"the module fails for {shapes}{user_line(details)}: {type(error).__name__}: {first}"
+    return ExportError(message, details)
 
 
 def fast_path_notes(module: AdaptedModule, signature: Signature, tolerance: Tolerance) -> list[str]:

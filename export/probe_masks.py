@@ -49,7 +49,7 @@ def check_masks(module: AdaptedModule, signature: Signature, tolerance: Toleranc
     for mask in module.masks:
         axis = mask.sequence_axes[-1]
         if len(mask.sequence_axes) == 1 and not can_be_padded(module, signature, tolerance, [axis]):
-            raise _depends_on_hidden(mask)
+            raise _depends_on_hidden(mask, signature)
 
 
 def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Tolerance) -> None:
@@ -66,15 +66,17 @@ def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Toleranc
     opposite = replace(mask, meaning=mask.opposite)
     with module.using([opposite if candidate is mask else candidate for candidate in module.masks]):
         if can_be_padded(module, signature, tolerance):
-            raise _depends_on_hidden(mask)
+            raise _depends_on_hidden(mask, signature)
 
 
-def _depends_on_hidden(mask: Mask) -> ExportError:
+def _depends_on_hidden(mask: Mask, signature: Signature) -> ExportError:
+    appends = any(formula.extra > 0 for formula in signature.derived_axes.values())
+    advice = "; if the module appends rows, which then follow the padding, put them first" if appends else ""
     return ExportError(
         f"{mask.name} {mask.axes}, {mask.meaning.value!r}: the result of a sequence depends on rows that "
         f"{mask.name} hides. If it means the opposite, state masks={{{mask.name!r}: "
         f"{mask.opposite.value!r}}}; otherwise mask these rows everywhere, or pass "
-        f"masks={{{mask.name!r}: None}}, which makes it an ordinary input"
+        f"masks={{{mask.name!r}: None}}, which makes it an ordinary input{advice}"
     )
 
 

@@ -76,7 +76,7 @@ class _CastProducts(TorchFunctionMode):
 
 
 class _HalfPrecision(nn.Module):
-    """Casts float32 inputs to half precision, and outputs back to float32."""
+    """Casts float32 inputs to half precision, and real outputs back to float32."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _HalfPrecision(nn.Module):
         """Calls the module."""
         with _CastProducts(self.dtype):
             outputs = self.module(**{name: self._cast(value) for name, value in options.items()})
-        return tuple(output.float() for output in output_tensors(outputs))
+        return output_tensors(outputs)
 
     def _cast(self, value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()

@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
 from attention_serving.artifact.golden import Arrays, GoldenCase
@@ -50,6 +51,8 @@ UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)
 # The output of Hugging Face models that only the next step of a generation needs.
 CACHE_FIELD = "past_key_values"
 AttentionModule = MultiHeadAttention | TextAttention
+IdBound: TypeAlias = int | tuple[int, ...]
+"""The exclusive upper bound of ids, or that of each column of ids (B, F)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +70,10 @@ class Signature:
         min_lengths: By symbolic axis, the smallest size that the module takes; 1 if absent.
         length_multiples: By symbolic axis, what every size is a multiple of; 1 if absent.
         ranges: By input, the values that it is tested with; standard normal ones if absent.
+        flags: By input of flags, the value that each sequence has first; the other value comes next.
         lengths: By input that holds lengths, the axis.
         derived_axes: By symbolic axis of outputs that the inputs lack, how its size follows from theirs.
+        attention_weights: The output with attention weights, of a non-attention module; empty without.
     """
 
     kind: GraphKind
@@ -83,8 +88,10 @@ class Signature:
     min_lengths: Mapping[str, int] = field(default_factory=dict)
     length_multiples: Mapping[str, int] = field(default_factory=dict)
     ranges: Mapping[str, "ValueRange"] = field(default_factory=dict)
+    flags: Mapping[str, bool] = field(default_factory=dict)
     lengths: Mapping[str, str] = field(default_factory=dict)
     derived_axes: Mapping[str, DerivedAxis] = field(default_factory=dict)
+    attention_weights: str = ""
 
     @property
     def axes(self) -> list[str]:
@@ -101,6 +108,15 @@ class Signature:
     def sequence_axes(self) -> list[str]:
         """Symbolic axes of lengths, in the order of the inputs."""
         return [axis for axis in self.axes if axis not in (BATCH_AXIS, MASK_HEADS_AXIS)]
+
+    def describe(self) -> Iterator[str]:
+        """The lengths that the module takes, and its attention weights, in a line for each."""
+        for axis in sequence_axes(self.inputs):
+            most, step = self.max_lengths.get(axis), self.length_multiples.get(axis)
+            limits = f"from {self.min_lengths.get(axis, 1)}{f' to {most}' if most else ''}"
+            yield f"lengths of {axis}: {limits}{f', multiples of {step}' if step else ''}"
+        if self.attention_weights:
+            yield f"attention weights: output {self.attention_weights}"
 
     def part_of(self, module: nn.Module) -> nn.Module:
         """What computes the graph: the module, or one of its methods as a module."""
@@ -342,7 +358,7 @@ def _own_inputs(module: AttentionModule) -> list[TensorSpec]:
 
 
 def tensor(
-    name: str, data_type: str, *axes: str | int, exclusive_upper_bound: int | None = None
+    name: str, data_type: str, *axes: str | int, exclusive_upper_bound: IdBound | None = None
 ) -> TensorSpec:
     """A tensor by its name, NumPy type name and axes; ids also by their exclusive upper bound."""
     values = {"name": name, "data_type": data_type, "axes": axes}
@@ -453,6 +469,30 @@ def standard_layers() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(was_on)
 
 
+class StandardViews(TorchFunctionMode):
+    """Computes `view` as `reshape` where the memory of a tensor does not allow it.
+
+    The operators of PyTorch's layers return other strides than the fused ones do.
+
+    Attributes:
+        is_needed: Whether a module has such a tensor.
+    """
+
+    is_needed = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls an operator."""
+        if func is not Tensor.view or isinstance(args[-1], torch.dtype) or kwargs:
+            return func(*args, **(kwargs or {}))
+        if torch.compiler.is_exporting():
+            return Tensor.reshape(*args)
+        try:
+            return func(*args)
+        except RuntimeError:
+            self.is_needed = True
+            return Tensor.reshape(*args)
+
+
 def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
     """Calls the module in eager PyTorch with arrays by name. Returns tensors in the order of the outputs."""
     tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.module_inputs]
@@ -526,6 +566,9 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random
             arrays[spec.name] = (
                 drawn.draw(shape, rng) if drawn else _random_values(spec, shape, rng, positions)
             )
+            if spec.name in signature.flags:  # a mask, whatever it means, hides some rows and not all
+                arrays[spec.name][..., 0] = signature.flags[spec.name]
+                arrays[spec.name][..., 1:2] = not signature.flags[spec.name]
     return arrays
 
 

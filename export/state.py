@@ -41,9 +41,10 @@ class ModuleState:
                 if name in CONTAINERS:
                     container = vars(part)[name]
                     container.clear()
-                    container.update(_clone(value) if self._copy and name == "_buffers" else value)
+                    copies = self._copy and name == "_buffers"
+                    container.update(_clone(value, copy=copies))
                 else:
-                    vars(part)[name] = _clone(value) if self._copy else value
+                    vars(part)[name] = _clone(value, copy=self._copy)
 
     def changes(self) -> dict[str, Any]:
         """By path of an attribute, its value in this state, if the module has another one now."""
@@ -53,20 +54,15 @@ class ModuleState:
 
 
 def _attributes(part: nn.Module, *, copy: bool) -> dict[str, Any]:
-    attributes = dict(vars(part))
-    for name in CONTAINERS:
-        attributes[name] = dict(attributes[name])
-    if not copy:
-        return attributes
     return {
-        name: value if name in ("_modules", "_parameters") else _clone(value)
-        for name, value in attributes.items()
+        name: dict(value) if name in ("_modules", "_parameters") else _clone(value, copy=copy)
+        for name, value in vars(part).items()
     }
 
 
-def _clone(value: Any) -> Any:
-    """A value with copies of its tensors, and of the lists and dicts that hold them."""
-    return tree_map(lambda leaf: leaf.detach().clone() if type(leaf) is Tensor else leaf, value)
+def _clone(value: Any, *, copy: bool) -> Any:
+    """A value with other lists and dicts, and copies of their tensors."""
+    return tree_map(lambda leaf: leaf.detach().clone() if copy and type(leaf) is Tensor else leaf, value)
 
 
 def _flat(parts: Mapping[str, tuple[nn.Module, Mapping[str, Any]]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Coroutines that one thread drives, each until it awaits something. There is no event loop and no asyncio.
 
-What is awaited yields a `Wait`: a function that is called with the task, and sees to it that the task goes on
-once, when what is awaited has happened; None if something else does.
+An awaitable yields a `Wait`: a function that registers the task, to be resumed exactly once. None means that
+other code will resume it.
 """
 
 from collections.abc import Callable, Coroutine, Generator
@@ -26,7 +26,7 @@ class Task:
         is_closed: Whether its result is no longer needed. For any thread.
     """
 
-    is_closed = _is_held = False
+    is_closed = _defers_close = False
     _coroutine: Coroutine[Wait, Any, Any]
 
     def __init__(self, work: Coroutine[Wait, Any, Any], post: Post) -> None:
@@ -49,13 +49,13 @@ class Task:
             value: What was awaited.
         """
         if self.is_closed:
-            if self._is_held:  # `close` was put off
-                self._is_held = False
+            if self._defers_close:  # `close` was deferred
+                self._defers_close = False
                 self._coroutine.close()
             return
         step: Callable[[Any], Wait] = self._coroutine.send
         while True:
-            self._is_held = False
+            self._defers_close = False
             try:
                 wait = step(value)
             except StopIteration:
@@ -80,14 +80,14 @@ class Task:
         """Resumes the coroutine on its thread. For any thread."""
         self.post(self.resume if value is None else partial(self.resume, value))
 
-    def hold(self) -> None:
-        """Another thread works with what the coroutine has: `close` is put off until it was resumed."""
-        self._is_held = True
+    def defer_close(self) -> None:
+        """Defers `close` until the task is resumed, because another thread uses its data."""
+        self._defers_close = True
 
     def close(self) -> None:
         """Ends the coroutine where it is, which runs its `finally` blocks. Does nothing if it has ended."""
         self.is_closed = True
-        if not self._is_held:
+        if not self._defers_close:
             self._coroutine.close()
 
 

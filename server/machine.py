@@ -96,7 +96,7 @@ def _limit(group: Path) -> float:
 
 
 def _left(group: Path) -> float:
-    """The bytes that a group may use beside those in use, which include pages that the system can give up."""
+    """The bytes that a group may still use. Those in use include pages that the system can give up."""
     used = _words(group, "memory.current") or _words(group, "memory.usage_in_bytes") or ["0"]
     stat = _words(group, "memory.stat")
     sizes = dict(zip(stat[::2], stat[1::2], strict=True))

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attention_serving.server import machine
-from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, Limits, chosen_versions
+from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, Limits, select_versions
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.tls import TlsFiles
@@ -32,7 +32,7 @@ HEADER_BYTES = MIB // 16
 ARENA_FACTOR = 1.25
 # Estimated memory of the run of several sequences, on the CPU and on CUDA, where larger runs gain.
 MAX_BATCH_BYTES = {"cpu": 256 * MIB, "cuda": 8192 * MIB}
-# What options need beside others.
+# What options need in combination with others.
 ONE_WORKER = "needs a single worker; set workers to 1"
 NOT_EXPLICIT = "needs a single worker, because a load request reaches only one; set workers to 1, or use poll"
 PAIR = "is needed with tls_certificate, and tls_certificate with it"
@@ -44,7 +44,7 @@ NO_RUNS = "must leave a part of max_memory beside max_in_flight_bytes"
 # A process that serves reports so every second.
 MIN_TIMEOUT, SHORT = 2.0, "must be 0, or at least 2"
 # How long the thread that receives calls stays awake after a run if latency matters most.
-AWAKE_SECONDS = 0.001
+SPIN_SECONDS = 0.001
 
 # How calls are received: see `server.transport`.
 TransportKind: TypeAlias = Literal["completion-queue", "threaded"]
@@ -74,7 +74,7 @@ class Models(Section):
     """Execution provider that runs the graphs: cpu; cuda, which refuses to start if it cannot be used;
     auto, which takes cuda if it can be used."""
     device_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """Maximum memory of a CUDA device for runs, beside the weights of the models. 0 sets no limit."""
+    """Maximum memory of a CUDA device for runs, in addition to the weights of the models. 0 sets no limit."""
     model_control: Literal["none", "poll", "explicit"] = "none"
     """When models are loaded: none loads all at startup; poll also follows changes of the repository;
     explicit loads those of load_model, and more on request, and needs a single worker."""
@@ -104,7 +104,7 @@ class Models(Section):
     @field_validator("version_policy")
     @classmethod
     def _is_a_policy(cls, value: str) -> str:
-        chosen_versions(value, ())
+        select_versions(value, ())
         return value
 
 
@@ -231,8 +231,8 @@ class Requests(Section):
     max_sequence_length: PositiveInt = 8192
     """Maximum number of rows in one sequence, at least 1."""
     max_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """Maximum memory for requests and runs, beside the loaded models, at least 0. 0 uses half of the memory
-    of the machine or container, divided by the number of workers."""
+    """Maximum memory for requests and runs, in addition to the loaded models, at least 0. 0 uses half of the
+    memory of the machine or container, divided by the number of workers."""
     max_in_flight_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
     """Part of max_memory for requests, from arrival until the reply is sent. 0 uses a quarter, at most 1GiB.
     Runs use what requests and stored contexts leave."""
@@ -339,9 +339,9 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
         )
 
     @property
-    def awake_seconds(self) -> float:
+    def spin_seconds(self) -> float:
         """How long the thread that receives calls stays awake after a run; 0 if another core is lacking."""
-        return AWAKE_SECONDS if self.latency == "lowest" and self.device.threads > 1 else 0.0
+        return SPIN_SECONDS if self.latency == "lowest" and self.device.threads > 1 else 0.0
 
     @property
     def limits(self) -> Limits:

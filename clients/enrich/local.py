@@ -105,7 +105,9 @@ class LocalBackend:
             raise RefusedError(error.message, error.reason) from error
         except EngineError as error:
             raise EnrichError(error.message) from error
-        vectors, weights = next(iter(outputs.values())), outputs.get("attention_weights")
+        vectors, weights = next(iter(outputs.values())), None
+        if self._options.weights and (output := self._model.model.weights_output) is not None:
+            weights = [array.reshape(-1, *array.shape[-2:]) for array in outputs[output.name]]
         return AttentionResult(
             vectors, weights, self.model.name, self.model.version, model_digest=self.model.digest
         )

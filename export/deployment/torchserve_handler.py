@@ -196,8 +196,8 @@ def to_array(value: Any, spec: Spec) -> tuple[Any, str]:
         expected = ", ".join(["T", *map(str, shape[1:])] if at else map(str, shape))
         raise ValueError(f"{name} has shape {list(array.shape)}; it must be one sequence, [{expected}]")
     bound = spec.get("exclusive_upper_bound")
-    if bound is not None and array.size and not (array.min() >= 0 and array.max() < bound):
-        raise ValueError(f"{name} must contain ids from 0 to {bound - 1}")
+    if bound is not None and not (np.all(array >= 0) and np.all(array < bound)):
+        raise ValueError(f"{name} must contain ids from 0 to {np.subtract(bound, 1).tolist()}")
     with np.errstate(over="ignore"):
         array = np.asarray(array, dtype, order="C")  # scalars stay scalars
     if content_type == JSON and not np.isfinite(array).all():

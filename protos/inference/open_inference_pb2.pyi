@@ -369,7 +369,7 @@ class ModelMetadataResponse(_message.Message):
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]:
-        """Inputs that every request must contain."""
+        """Inputs of requests. ModelInput marks those that a request may omit."""
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]:
@@ -379,6 +379,8 @@ class ModelMetadataResponse(_message.Message):
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """As the Open Inference Protocol has them; Triton has none. "model_digest" is the
         SHA-256 of the artifact's manifest, in hexadecimal digits: what is served.
+        "INPUT.max_length", "INPUT.min_length" and "INPUT.length_multiple" are the
+        numbers of rows that an input may have, where the model limits them.
         """
 
     def __init__(
@@ -408,10 +410,13 @@ class ModelInput(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     DIMS_FIELD_NUMBER: _builtins.int
+    OPTIONAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the tensor."""
     data_type: Global___DataType.ValueType
     """Element type."""
+    optional: _builtins.bool
+    """Whether a request may omit it."""
     @_builtins.property
     def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sizes of the axes; -1 for an axis of variable size."""
@@ -422,10 +427,11 @@ class ModelInput(_message.Message):
         name: _builtins.str = ...,
         data_type: Global___DataType.ValueType = ...,
         dims: _abc.Iterable[_builtins.int] | None = ...,
+        optional: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "dims", b"dims", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "dims", b"dims", "name", b"name", "optional", b"optional"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -559,6 +565,28 @@ class ModelVersionPolicy(_message.Message):
 Global___ModelVersionPolicy: _TypeAlias = ModelVersionPolicy  # noqa: Y015
 
 @_typing.final
+class ModelParameter(_message.Message):
+    """A parameter of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRING_VALUE_FIELD_NUMBER: _builtins.int
+    string_value: _builtins.str
+    """The value."""
+    def __init__(
+        self,
+        *,
+        string_value: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["string_value", b"string_value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelParameter: _TypeAlias = ModelParameter  # noqa: Y015
+
+@_typing.final
 class ModelDynamicBatching(_message.Message):
     """How requests are combined into batches."""
 
@@ -592,6 +620,27 @@ class ModelConfig(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ModelParameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ModelParameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     PLATFORM_FIELD_NUMBER: _builtins.int
     VERSION_POLICY_FIELD_NUMBER: _builtins.int
@@ -599,6 +648,7 @@ class ModelConfig(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     DYNAMIC_BATCHING_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
@@ -616,7 +666,7 @@ class ModelConfig(_message.Message):
 
     @_builtins.property
     def input(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInput]:
-        """Inputs that every request must contain."""
+        """Inputs of requests."""
 
     @_builtins.property
     def output(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelOutput]:
@@ -625,6 +675,10 @@ class ModelConfig(_message.Message):
     @_builtins.property
     def dynamic_batching(self) -> Global___ModelDynamicBatching:
         """Into batches. Absent for models that take text."""
+
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, Global___ModelParameter]:
+        """The properties of ModelMetadataResponse."""
 
     def __init__(
         self,
@@ -636,11 +690,12 @@ class ModelConfig(_message.Message):
         input: _abc.Iterable[Global___ModelInput] | None = ...,
         output: _abc.Iterable[Global___ModelOutput] | None = ...,
         dynamic_batching: Global___ModelDynamicBatching | None = ...,
+        parameters: _abc.Mapping[_builtins.str, Global___ModelParameter] | None = ...,
         backend: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["dynamic_batching", b"dynamic_batching", "scheduling_choice", b"scheduling_choice", "version_policy", b"version_policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "dynamic_batching", b"dynamic_batching", "input", b"input", "max_batch_size", b"max_batch_size", "name", b"name", "output", b"output", "platform", b"platform", "scheduling_choice", b"scheduling_choice", "version_policy", b"version_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "dynamic_batching", b"dynamic_batching", "input", b"input", "max_batch_size", b"max_batch_size", "name", b"name", "output", b"output", "parameters", b"parameters", "platform", b"platform", "scheduling_choice", b"scheduling_choice", "version_policy", b"version_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_scheduling_choice: _TypeAlias = _typing.Literal["dynamic_batching"]  # noqa: Y015
     _WhichOneofArgType_scheduling_choice: _TypeAlias = _typing.Literal["scheduling_choice", b"scheduling_choice"]  # noqa: Y015

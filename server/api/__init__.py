@@ -2,9 +2,9 @@
 
 calls.py          the life of every call: admission, message, memory, handling, reply, report
 methods.py        every method that the server answers
-inference.py      how a request of inference is answered, in both protocols, and recognised by its bytes
+inference.py      how a request of inference is answered, in both protocols, and cached by its bytes
 attention/        attention.v1: requests, responses, handlers
 open_inference/   the Open Inference Protocol: requests, responses, handlers
-wire.py           what is cut out of the bytes of messages, and appended to them
+wire.py           what is extracted from the bytes of messages, and appended to them
 tensors.py        tensors of both protocols as arrays and back
 """

@@ -5,19 +5,19 @@ that identity does not have the right or holds its share.
 
 A call of inference (`Method.is_inference`)
     waits for its first message: at most `max_waiting_calls` do, each for `message_timeout_seconds`. It holds
-    no place, so that callers who only open calls do not keep others from being served. It is refused at once
-    if no place is free, or if the work that is queued leaves no time before its deadline.
-    Then it takes a place, of which there are `max_concurrent_calls`, and keeps it until the core has sent its
+    no slot, so that callers who only open calls do not keep others from being served. It is refused at once
+    if no slot is free, or if the work that is queued leaves no time before its deadline.
+    Then it takes a slot, of which there are `max_concurrent_calls`, and keeps it until the core has sent its
     reply or the call has ended. An ordered stream takes one of `max_streams` too, and may wait
     `stream_idle_seconds` for its next message while no reply is outstanding.
 
 A call of any other method (liveness, readiness, health, metadata, reflection)
-    takes no place. A bound of their own, `max_waiting_calls` again, holds from their arrival to their end.
+    takes no slot. A bound of their own, `max_waiting_calls` again, holds from their arrival to their end.
 
 Before both, HTTP/2 bounds the calls of one connection: the client's library makes further calls wait.
 
-Beside a limit of its own, an identity may hold at most four times what is free: of calls, of streams and of
-memory. One identity alone takes 4/5 of everything; two greedy ones take 4/9 each, and n of them leave
+In addition to a limit of its own, an identity may hold at most four times what is free: of calls, of streams
+and of memory. One identity alone takes 4/5 of everything; two greedy ones take 4/9 each, and n of them leave
 1/(1 + 4n) for those that come later.
 Source: dynamic queue length thresholds, Choudhury and Hahne 1998.
 """
@@ -29,7 +29,7 @@ from functools import partial
 from typing import cast
 from weakref import WeakValueDictionary
 
-from attention_serving.server.api.errors import end_with
+from attention_serving.server.api.errors import finish_with_error
 from attention_serving.server.api.method import Method
 from attention_serving.server.engine.budget import FREE_MULTIPLE, Account, Caller
 from attention_serving.server.engine.errors import (
@@ -60,25 +60,25 @@ class IdleStreamError(EngineError, code=Code.UNAVAILABLE, reason="STREAM_IDLE"):
     """The stream had nothing to answer for longer than the server allows."""
 
 
-class Slots(set[Call]):
-    """The calls that hold a place of a kind.
+class CallSlots(set[Call]):
+    """The calls that hold a slot of one kind.
 
     Attributes:
-        limit: Number of places. Whoever adds a call checks that one is free.
+        limit: Number of slots. Whoever adds a call checks that one is free.
     """
 
     def __init__(self, limit: int, are_taken: str) -> None:
         """Begins with none.
 
         Args:
-            limit: Number of places.
+            limit: Number of slots.
             are_taken: What to say if that many are: "calls are open".
         """
         super().__init__()
         self.limit, self._are_taken = limit, are_taken
 
     def full_error(self) -> OverloadedError:
-        """What to refuse a call with if no place is free."""
+        """What to refuse a call with if no slot is free."""
         return OverloadedError(
             f"{self.limit} {self._are_taken}, which is this server's limit; try again later"
         )
@@ -107,11 +107,11 @@ class AdmissionControl:
                 answered too late.
             guard: Authenticates and authorises calls; None allows everything.
         """
-        self.calls = Slots(options.max_concurrent_calls, "calls are open")
-        self.streams = Slots(options.max_streams, "streams are open")
-        self.waiting = Slots(options.max_waiting_calls, "calls wait for their messages")
-        self._needed = self.calls, self.waiting
-        self.other_calls = Slots(
+        self.calls = CallSlots(options.max_concurrent_calls, "calls are open")
+        self.streams = CallSlots(options.max_streams, "streams are open")
+        self.waiting = CallSlots(options.max_waiting_calls, "calls wait for their messages")
+        self._inference_slots = self.calls, self.waiting
+        self.other_calls = CallSlots(
             options.max_waiting_calls, "calls of health, metadata and reflection are open"
         )
         self.waiting_other_calls: set[Call] = set()
@@ -122,8 +122,8 @@ class AdmissionControl:
         self.options, self._check_deadline, self._guard = options, check_deadline, guard
         self._is_draining = False
 
-    def arrive(self, call: Call, method: Method) -> None:
-        """A call begins to wait for its first message.
+    def start_waiting(self, call: Call, method: Method) -> None:
+        """Lets a call that has arrived wait for its first message.
 
         Raises:
             EngineError: It is refused.
@@ -135,19 +135,19 @@ class AdmissionControl:
             self.authenticate(call, method)
         if method.is_inference:
             if call.identity is not None:
-                self._share(call, method, call.identity)
+                self._take_share(call, method, call.identity)
             if is_unary and call.deadline != math.inf:
                 self._check_deadline(call.deadline, call.caller)
-            for places in self._needed if is_unary else (*self._needed, self.streams):
-                if len(places) >= places.limit:
-                    raise places.full_error()
+            for slots in self._inference_slots if is_unary else (*self._inference_slots, self.streams):
+                if len(slots) >= slots.limit:
+                    raise slots.full_error()
             self.waiting.add(call)
         else:
             if len(self.other_calls) >= self.other_calls.limit:
                 raise self.other_calls.full_error()
             self.other_calls.add(call)
             self.waiting_other_calls.add(call)
-        call.limit_wait(self.options.message_timeout_seconds, self._end_unreceived)
+        call.set_wait_timeout(self.options.message_timeout_seconds, self._end_unreceived)
 
     def authenticate(self, call: Call, method: Method) -> None:
         """Notes who calls: for each message of a stream again, because a token may expire or be revoked.
@@ -167,12 +167,12 @@ class AdmissionControl:
         call.identity, call.caller = identity, identity.caller
 
     def admit(self, call: Call, method: Method) -> None:
-        """Gives a call whose first message arrived its place.
+        """Gives a call whose first message arrived its slot.
 
         Raises:
-            OverloadedError: All places are taken.
+            OverloadedError: All slots are taken.
         """
-        call.latest = math.inf
+        call.wait_deadline = math.inf
         if not method.is_inference:
             self.waiting_other_calls.discard(call)
             return
@@ -185,10 +185,10 @@ class AdmissionControl:
                 raise self.streams.full_error()
             self.streams.add(call)
 
-    def idle(self, call: Call) -> None:
-        """Every reply of a stream has been sent: it waits for a request."""
-        if call.ended_with is None:  # otherwise it waits until its status is sent
-            call.limit_wait(self.options.stream_idle_seconds, self._end_idle_stream)
+    def start_idle_timeout(self, call: Call) -> None:
+        """Limits how long a stream, whose replies have all been sent, waits for its next request."""
+        if call.status_code is None:  # otherwise it waits until its status is sent
+            call.set_wait_timeout(self.options.stream_idle_seconds, self._end_idle_stream)
 
     def leave(self, call: Call, method: Method) -> None:
         """The core is done with a call: what it held is free."""
@@ -206,9 +206,9 @@ class AdmissionControl:
         """Refuses calls from now on, and ends those whose first message does not arrive very soon."""
         self._is_draining = True
         for call in (*self.waiting, *self.waiting_other_calls):
-            call.limit_wait(ARRIVING_SECONDS, _refuse)
+            call.set_wait_timeout(ARRIVING_SECONDS, _refuse)
 
-    def _share(self, call: Call, method: Method, identity: Identity) -> None:
+    def _take_share(self, call: Call, method: Method, identity: Identity) -> None:
         """Takes what a call of inference holds of the shares of its identity."""
         account = self.account_of(identity)
         check_share("calls", account.calls, self._identified_calls, self.calls.limit, identity.max_calls)
@@ -235,15 +235,17 @@ class AdmissionControl:
 
     def _end_unreceived(self, call: Call) -> None:
         seconds = self.options.message_timeout_seconds
-        end_with(call, ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds"))
+        finish_with_error(
+            call, ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds")
+        )
 
     def _end_idle_stream(self, call: Call) -> None:
         seconds = self.options.stream_idle_seconds
-        end_with(call, IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another"))
+        finish_with_error(call, IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another"))
 
 
 def _refuse(call: Call) -> None:
-    end_with(call, ShuttingDownError(DRAINING))
+    finish_with_error(call, ShuttingDownError(DRAINING))
 
 
 def peer_identities(call: Call) -> tuple[str, ...]:
@@ -263,14 +265,14 @@ def client_of(call: Call) -> str:
     return str(peers.read_claim(call.authentication(), call.metadata, peers.CLIENT) or call.peer)
 
 
-def check_share(noun: str, count: int, total: int, places: int, limit: int = 0) -> None:
-    """Checks that an identity may take one more place. It always may if it holds none and has no limit.
+def check_share(noun: str, count: int, total: int, slots: int, limit: int = 0) -> None:
+    """Checks that an identity may take one more slot. It always may if it holds none and has no limit.
 
     Args:
-        noun: What the places are for, in the plural.
-        count: Number of places that the identity holds.
+        noun: What the slots are for, in the plural.
+        count: Number of slots that the identity holds.
         total: Number of those that all identities hold.
-        places: Number of all places.
+        slots: Number of all slots.
         limit: Most that the identity may hold; 0 sets no limit of its own.
 
     Raises:
@@ -279,5 +281,5 @@ def check_share(noun: str, count: int, total: int, places: int, limit: int = 0) 
     message = f"{count} {noun} of this identity are open, which is its"
     if limit and count >= limit:
         raise IdentityLimitError(f"{message} limit; try again later")
-    if count and count >= FREE_MULTIPLE * (places - total):
-        raise IdentityLimitError(f"{message} share while {total} of {places} are; try again later")
+    if count and count >= FREE_MULTIPLE * (slots - total):
+        raise IdentityLimitError(f"{message} share while {total} of {slots} are; try again later")

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from attention_serving.server.api.admission import DRAINING, AdmissionControl
-from attention_serving.server.api.errors import end_with, prepare_end
+from attention_serving.server.api.errors import finish_with_error, prepare_finish
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, Wait, suspend
 from attention_serving.server.engine.budget import Reservation
@@ -31,7 +31,7 @@ class CallLoad:
     """The calls at one moment. Each attribute is the metric of the same name, after `attention_`.
 
     Attributes:
-        open_calls: Number of places that are taken, streams included.
+        open_calls: Number of slots that are taken, streams included.
         open_streams: Number of ordered streams among them.
         waiting_calls: Number of calls whose first message has not arrived.
         open_connections: Number of connections.
@@ -43,11 +43,11 @@ class CallLoad:
     open_connections: int = 0
 
 
-NO_MESSAGE = "the call ended without a request message"
+NO_REQUEST_MESSAGE = "the call ended without a request message"
 # Decides whether a call is recorded, when it arrives, and whether it is a stream; None if it is not.
 Recorder: TypeAlias = Callable[[Call, bool], CallRecord | None]
-# Errors of requests that the server took.
-NOT_REFUSALS = (EngineError.reason, RunFailedError.reason, DeadlineExceededError.reason)
+# Reasons of errors after the admission of a request, which are not counted as refusals.
+REASONS_AFTER_ADMISSION = (EngineError.reason, RunFailedError.reason, DeadlineExceededError.reason)
 
 
 class Calls:
@@ -85,26 +85,26 @@ class Calls:
             call.record = self._recorder(call, method.kind != "unary")
         try:
             try:
-                self._admission.arrive(call, method)
+                self._admission.start_waiting(call, method)
                 if method.kind != "unary":
                     is_ordered = method.kind == "ordered stream"
                     await (self._ordered_stream if is_ordered else self._server_stream)(call, method)
                 else:
                     message = await call.message()
                     if message is None:
-                        call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
+                        call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_REQUEST_MESSAGE)
                         return
                     self._admission.admit(call, method)
-                    record = None if call.record is None else call.record.begin_request(len(message))
+                    timeline = None if call.record is None else call.record.start_timeline(len(message))
                     if method.budget is not None:
-                        reservation = Reservation(method.budget, call.account, record)
+                        reservation = Reservation(method.budget, call.account, timeline)
                     reply = await method.handle(message, call, reservation)
-                    if record is not None:
-                        record.sent_bytes = len(reply)
+                    if timeline is not None:
+                        timeline.sent_bytes = len(reply)
                     call.finish(OK, message=reply)
                     del reply  # the core has a copy of what is not sent yet
             except Exception as error:  # an unexpected one too must end the call, and not only be logged
-                end_with(call, error)
+                finish_with_error(call, error)
             del message
             await suspend(None)  # for the end of the call, which closes this
         finally:
@@ -128,13 +128,13 @@ class Calls:
             while message is not None:
                 self._admission.authenticate(call, method)
                 if not replies:  # it was idle
-                    call.latest = math.inf
+                    call.wait_deadline = math.inf
                 replies.begin(Task(self._answer(call, method, message, replies), call.post))
                 message = None  # it must not stay alive while the stream waits
-                await replies.fewer_than(self._admission.options.stream_window)
+                await replies.wait_for_fewer_than(self._admission.options.stream_window)
                 message = await call.message()
             was_stopped = call.receives_no_more
-            await replies.fewer_than(1)
+            await replies.wait_for_fewer_than(1)
             if was_stopped:
                 raise ShuttingDownError(DRAINING)
             call.finish(OK)
@@ -144,22 +144,22 @@ class Calls:
 
     async def _answer(self, call: Call, method: Method, message: bytes, replies: "OrderedReplies") -> None:
         """Answers one request of a stream, when its turn comes. An error of the method ends the stream."""
-        record = None if call.record is None else call.record.begin_request(len(message))
-        reservation = None if method.budget is None else Reservation(method.budget, call.account, record)
+        timeline = None if call.record is None else call.record.start_timeline(len(message))
+        reservation = None if method.budget is None else Reservation(method.budget, call.account, timeline)
         end: Callback | None = None
         try:
             try:
                 reply: bytes = await method.handle(message, call, reservation)
             except Exception as error:
-                if record is not None:
-                    record.fail(error)
+                if timeline is not None:
+                    timeline.fail(error)
                 if isinstance(error, EngineError) and (reply := error.reply):
                     self._count_refusal(error.reason)
                 else:
-                    end = prepare_end(call, error)
+                    end = prepare_finish(call, error)
                     call.stop_receiving()
             del message  # it must not stay alive while earlier replies are sent
-            more = await replies.turn()
+            more = await replies.wait_for_turn()
             if end is not None:
                 end()
                 return
@@ -167,18 +167,18 @@ class Calls:
         finally:
             if reservation is not None:
                 reservation.release()
-        if record is not None and call.record is not None:
-            record.sent_bytes = len(reply)
-            call.record.end_request(record)
+        if timeline is not None and call.record is not None:
+            timeline.sent_bytes = len(reply)
+            call.record.end_timeline(timeline)
         replies.end_turn()
         if not replies:
-            self._admission.idle(call)
+            self._admission.start_idle_timeout(call)
 
     async def _server_stream(self, call: Call, method: Method) -> None:
         """One request, and what the handler replies until the server drains."""
         message = await call.message()
         if message is None:
-            call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
+            call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_REQUEST_MESSAGE)
             return
         self._admission.admit(call, method)
         replies = method.handle(message)
@@ -205,19 +205,19 @@ class Calls:
 
     def _report(self, call: Call, started: float) -> None:
         """Reports a call that gRPC has finished: it was answered, or cancelled."""
-        code = call.ended_with or grpc.StatusCode.UNKNOWN
+        code = call.status_code or grpc.StatusCode.UNKNOWN
         name = "OK" if code is OK else code.name
         self._events.add(CallEvent(call.method, name, time.perf_counter() - started))
         if call.reason:
             self._count_refusal(call.reason)
         if call.record is not None:
             # After success, an id that the caller did not choose is of no use.
-            call.record.request_id = call.known_request_id if code is OK else call.request_id
+            call.record.request_id = call.request_id if code is OK else call.ensure_request_id()
             call.record.end(name, call.reason)
 
     def _count_refusal(self, reason: str) -> None:
         """Counts a call, or a request of a stream that goes on, unless the server took it."""
-        if reason not in NOT_REFUSALS:
+        if reason not in REASONS_AFTER_ADMISSION:
             self._events.add(RefusalEvent(reason))
 
 
@@ -247,7 +247,7 @@ class OrderedReplies:
         task.resume()
 
     @coroutine
-    def turn(self) -> Generator[Wait, Any, bool]:
+    def wait_for_turn(self) -> Generator[Wait, Any, bool]:
         """Waits until the replies to all earlier requests have been sent.
 
         Returns:
@@ -275,7 +275,7 @@ class OrderedReplies:
             task.resume()
 
     @coroutine
-    def fewer_than(self, most: int) -> Generator[Wait, Any, None]:
+    def wait_for_fewer_than(self, most: int) -> Generator[Wait, Any, None]:
         """Waits until fewer requests than that are without a sent reply."""
         self._most = most
         if len(self._answering) >= most:

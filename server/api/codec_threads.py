@@ -44,7 +44,7 @@ class CodecThreads:
         return result
 
     def _submit(self, function: Callable[[], object], deadline: float, task: Task) -> None:
-        task.hold()  # what the thread works on stays until it is done, even if the call ends
+        task.defer_close()  # what the thread works on stays until it is done, even if the call ends
 
         def work() -> object:
             if time.monotonic() > deadline:

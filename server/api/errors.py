@@ -34,11 +34,11 @@ def trailing_metadata(error: EngineError) -> Metadata:
     """
     retry = math.ceil(1000 * error.retry_after) if isinstance(error, OverloadedError) else -1
     parts = code_of(error).value[0], error.reason, error.message, error.field, retry
-    return ((DETAILS_KEY, _serialized(*parts, error.model_digest)),)
+    return ((DETAILS_KEY, _serialize_status(*parts, error.model_digest)),)
 
 
 @lru_cache(maxsize=CACHED_STATUSES)
-def _serialized(
+def _serialize_status(
     code: int, reason: str, message: str, field: str, retry_milliseconds: int, digest: str
 ) -> bytes:
     """The bytes of a status. Under overload the same few are sent again and again. -1 asks for no retry."""
@@ -56,16 +56,16 @@ def _serialized(
     return data
 
 
-def engine_error_of(error: Exception) -> EngineError:
-    """What the caller of a stream is told of a failed request. The log describes what was unexpected."""
+def log_and_wrap_error(error: Exception) -> EngineError:
+    """The error of a failed request of a stream, as its caller sees it. An unexpected one is logged."""
     if isinstance(error, EngineError):
         return error
     log.error("stream request failed", exc_info=error)
     return EngineError(UNEXPECTED)
 
 
-def prepare_end(call: Call, error: BaseException) -> Callback:
-    """What ends a call with the status of an error, which it does not keep: errors refer to requests.
+def prepare_finish(call: Call, error: BaseException) -> Callback:
+    """A function that ends a call with the status of an error, without keeping the error and its request.
 
     An unexpected error is described in the log only.
     """
@@ -80,6 +80,6 @@ def prepare_end(call: Call, error: BaseException) -> Callback:
             return partial(call.finish, grpc.StatusCode[Code.INTERNAL], UNEXPECTED)
 
 
-def end_with(call: Call, error: BaseException) -> None:
+def finish_with_error(call: Call, error: BaseException) -> None:
     """Ends a call with the status of an error."""
-    prepare_end(call, error)()
+    prepare_finish(call, error)()

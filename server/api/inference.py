@@ -1,9 +1,8 @@
 """How a request of inference is answered, by every method of both protocols: decode, run, encode.
 
 Callers send the same few shapes again and again. To parse, decode and validate a small request takes longer
-than to compute it, and a large one is decoded on another thread. All of that depends on the bytes around the
-vectors: if these are the same as those of an earlier request, what was found of that one holds
-(`RequestCache`).
+than to compute it, and a large one is decoded on another thread. All of that depends on the bytes outside the
+tensors: a request whose bytes there are those of an earlier one is a cache hit (`RequestCache`).
 """
 
 import time
@@ -18,10 +17,10 @@ import numpy as np
 
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.errors import engine_error_of
+from attention_serving.server.api.errors import log_and_wrap_error
 from attention_serving.server.api.method import LARGE_BYTES, Method, find_model, parse
 from attention_serving.server.api.tensors import Allowance, ReplyTemplate
-from attention_serving.server.api.wire import Parsed, field_header, reader
+from attention_serving.server.api.wire import Parsed, field_header, make_parser
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError
@@ -34,28 +33,28 @@ from attention_serving.server.transport.call import Call
 # Replies to requests that hold more memory, with message, result and reply, are encoded on the codec threads.
 # To encode a third of that takes less than a millisecond.
 LARGE_RESERVATION_BYTES = 3 << 20
-# Sizes of messages, in bytes, of which requests are kept, and how many of each. With 3 to 6 kB for each
+# Sizes of messages, in bytes, of which requests are cached, and how many of each. With 3 to 6 kB for each
 # request, that is 30 MB for a method at most.
 CACHED_SIZES, MAX_ALIKE = 1024, 4
-# Requests of more sequences are not kept, nor those with more bytes around their vectors.
+# Requests of more sequences are not cached, nor those with more bytes outside their tensors.
 MAX_SEQUENCES, MAX_FIXED_BYTES = 4, 512
 
 
-class Inference(ABC):
-    """A method of inference. Its subclasses know a protocol.
+class InferenceMethod(ABC):
+    """Base class of the inference RPCs; subclasses implement one protocol each.
 
     Attributes:
-        kind: The type of its messages.
-        within: The field of a message that is the request; empty if the message is.
-        paths: What is cut out of a request.
+        message_type: The type of its messages.
+        request_field: The field of a message that is the request; empty if the message is.
+        paths: What is extracted from a request.
         id_path: Number of the reply's field that has the id of the request, in a tuple.
         is_slow: Whether a request takes long to decode even if it is not large.
         is_stream: Whether its requests are those of a stream, where the reply to one that fails is an error,
             and the stream goes on.
     """
 
-    kind: ClassVar[Any]
-    within: ClassVar[str] = ""
+    message_type: ClassVar[Any]
+    request_field: ClassVar[str] = ""
     paths: ClassVar[Sequence[str]]
     id_path: ClassVar[tuple[int]]
     is_slow: Callable[[Parsed[Any]], bool]
@@ -69,7 +68,9 @@ class Inference(ABC):
             threads: Decode and encode what is large.
         """
         self._engine, self._threads = engine, threads
-        self._read = reader(self.kind, self.paths, engine.limits.max_sequences, self.within)
+        self._parse_message = make_parser(
+            self.message_type, self.paths, engine.limits.max_sequences, self.request_field
+        )
         self._cache = RequestCache(engine)
 
     def method(self) -> Method:
@@ -90,14 +91,14 @@ class Inference(ABC):
                 request, reply, request_id = cached
                 if call.identity is not None:
                     call.identity.require_model(Right.INFER, request.model.name)
-                result = await self._engine.run(request, reservation, len(message))
+                result = await self._engine.submit_and_wait(request, reservation, len(message))
             else:
                 reservation.add(len(message))
-                work, is_large = partial(parse, self._read, message), len(message) > LARGE_BYTES
+                work, is_large = partial(parse, self._parse_message, message), len(message) > LARGE_BYTES
                 parsed = await self._threads.run(work, call.deadline) if is_large else work()
                 request_id = parsed.id
-                request, reply = await self._prepare(parsed, call, reservation)
-                result = await self._engine.run(request, reservation)
+                request, reply = await self._decode_and_cache(parsed, call, reservation)
+                result = await self._engine.submit_and_wait(request, reservation)
             is_large = reservation.size > LARGE_RESERVATION_BYTES
             if reservation.timeline is None and not is_large:
                 return self._encode(reply, result, request_id)
@@ -108,7 +109,7 @@ class Inference(ABC):
                 raise
             # Not a variable: the error refers to this frame, and neither may keep the other alive.
             name = self._leading_id(message) if request_id is None else request_id
-            raise self._with_reply(engine_error_of(error), name) from None
+            raise self._with_reply(log_and_wrap_error(error), name) from None
 
     def _model_name(self, parsed: Parsed[Any], call: Call) -> str:  # noqa: ARG002 - for subclasses
         """The name of the model that a request is for."""
@@ -146,20 +147,20 @@ class Inference(ABC):
         """The id of a request for which there is no memory to parse it; empty if it comes late."""
         return ""
 
-    async def _prepare(
+    async def _decode_and_cache(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
     ) -> tuple[Request, ReplyTemplate]:
-        """A request that is not recognised. The next one of its form will be."""
-        work = partial(self._validate, parsed, call, reservation)
+        """Decodes and validates a request that is not in the cache, and caches it."""
+        work = partial(self._decode_and_validate, parsed, call, reservation)
         is_large = len(parsed.data) > LARGE_BYTES or self.is_slow(parsed)
         is_large |= self._engine.contexts.reads_files and bool(self._context_id(parsed))
         changes = self._engine.repository.changes
         decoded, request, reply = await self._threads.run(work, call.deadline) if is_large else work()
         if changes == self._engine.repository.changes:  # otherwise the model may have been replaced meanwhile
-            self._cache.keep(parsed, decoded, request, reply)
+            self._cache.put(parsed, decoded, request, reply)
         return request, reply
 
-    def _validate(
+    def _decode_and_validate(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
     ) -> tuple[DecodedRequest, Request, ReplyTemplate]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
@@ -168,11 +169,11 @@ class Inference(ABC):
         try:
             if stored := self._context_id(parsed):
                 model = self._engine.contexts.find(model, stored, call.caller.name)
-            request, reply = self._decode(parsed, model, call.deadline, allowance)
-            request.caller = call.caller
-            return request, self._engine.validate(model, request), reply
+            decoded, reply = self._decode(parsed, model, call.deadline, allowance)
+            decoded.caller = call.caller
+            return decoded, self._engine.validate(model, decoded), reply
         except Exception as error:
-            self._engine.report_refusal(model, error, reservation)
+            self._engine.report_failure(model, error, reservation)
             raise
 
     def _encode_timed(
@@ -187,19 +188,19 @@ class Inference(ABC):
 
 
 class CachedRequest:
-    """What requests with the same bytes around their vectors and ids have in common.
+    """What requests with the same bytes outside their tensors and ids have in common.
 
     Attributes:
-        fixed: These bytes, in pieces.
-        offsets: Where each of them begins.
-        id_place: Where the id is; None if there is none.
+        fixed: These bytes, in parts.
+        offsets: Where each part begins.
+        id_range: Start and end of the id; None if there is none.
         model: The model, which can be freed.
         plan: Makes the request of the engine.
         arrays: For each of the model's inputs: name, shape, element type, and where its vectors begin.
         reply: Encodes their replies.
     """
 
-    __slots__ = ("arrays", "fixed", "id_place", "model", "offsets", "plan", "reply")
+    __slots__ = ("arrays", "fixed", "id_range", "model", "offsets", "plan", "reply")
 
     def __init__(
         self,
@@ -210,13 +211,13 @@ class CachedRequest:
         reply: ReplyTemplate,
     ) -> None:
         data = parsed.data
-        ids = parsed.places.get(("id",), ())
+        ids = parsed.byte_ranges.get(("id",), ())
         vectors = [(start, start + dtype.itemsize * int(np.prod(shape))) for _, shape, dtype, start in arrays]
         differing = sorted([*vectors, *ids])
         starts, ends = [0, *(end for _, end in differing)], [*(start for start, _ in differing), len(data)]
         self.fixed = tuple([data[at:end] for at, end in zip(starts, ends, strict=True)])
         self.offsets = tuple(starts)
-        self.id_place = slice(*ids[0]) if ids else None
+        self.id_range = slice(*ids[0]) if ids else None
         self.model = ref(model)
         self.plan, self.arrays, self.reply = plan, arrays, reply
 
@@ -252,9 +253,9 @@ class RequestCache:
         if model is None:
             return None
         request_id = ""
-        if entry.id_place is not None:
+        if entry.id_range is not None:
             try:
-                request_id = message[entry.id_place].decode()
+                request_id = message[entry.id_range].decode()
             except UnicodeDecodeError:
                 return None
         if entry is entries[0]:
@@ -267,29 +268,29 @@ class RequestCache:
         rows = {}
         for name, shape, dtype, start in entry.arrays:
             rows[name] = np.ndarray(shape, dtype, message, start)
-        return entry.plan.fill(model, rows, call.deadline, caller), entry.reply, request_id
+        return entry.plan.make_request(model, rows, call.deadline, caller), entry.reply, request_id
 
-    def keep(
+    def put(
         self, parsed: Parsed[Any], decoded: DecodedRequest, request: Request, reply: ReplyTemplate
     ) -> None:
-        """Keeps a request, unless more than the bytes around its vectors decides what it is.
+        """Caches a request, unless more than the bytes outside its tensors decides what it is.
 
         Args:
             parsed: The request as it was received.
-            decoded: What was decoded of it.
-            request: What was made of that.
+            decoded: The decoded request.
+            request: The validated request.
             reply: Encodes the reply.
         """
         model = request.model
         if (
-            not reply.is_kept
+            not reply.is_cacheable
             or len(request.plan.sequences) > MAX_SEQUENCES
-            or not _depends_on_form(decoded, model)
+            or not _is_cacheable(decoded, model)
         ):
             return
         rows = {spec.name: decoded.inputs[spec.name].rows for spec in model.inputs}
         fixed_bytes = len(parsed.data) - sum([array.nbytes for array in rows.values()])
-        if not 0 <= fixed_bytes <= MAX_FIXED_BYTES or len(parsed.places.get(("id",), ())) > 1:
+        if not 0 <= fixed_bytes <= MAX_FIXED_BYTES or len(parsed.byte_ranges.get(("id",), ())) > 1:
             return
         # Inputs that are not the very bytes of the message were converted, cut, or sent elsewhere.
         start = _address(np.frombuffer(parsed.data, np.uint8))
@@ -311,9 +312,9 @@ class RequestCache:
             self._entries.popitem(last=False)
 
 
-def _depends_on_form(request: DecodedRequest, model: LoadedModel) -> bool:
-    """Whether nothing but the lengths of its sequences decides whether a request is valid."""
-    if request.texts or request.mask or request.spans or request.offsets or request.head_selection:
+def _is_cacheable(decoded: DecodedRequest, model: LoadedModel) -> bool:
+    """Whether the validity of a request depends only on the lengths of its sequences."""
+    if decoded.texts or decoded.mask or decoded.spans or decoded.offsets or decoded.head_selection:
         return False
     return not model.manifest.refuses_nan and not any(
         spec.name == POSITIONS or spec.exclusive_upper_bound is not None or spec.data_type == "bool"

@@ -1,4 +1,4 @@
-"""A method: everything that the server knows of it beside how calls are driven, and what its handler may use.
+"""A gRPC method: its kind, handler, required right and memory budget.
 
 Who calls, and the right for the method, are checked before: see `server.api.admission`. The right for a model
 is checked here, once the request has named it, before anyone looks for the model.
@@ -25,8 +25,8 @@ from attention_serving.server.engine.models.repository import Model
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
-# Requests of more bytes are decoded on the codec threads, unless they are known, and refused by methods of a
-# few names. Handing over costs 60 us; decoding this much takes 1 ms at worst.
+# Larger requests are decoded on the codec threads unless cached; control methods refuse them. Handing over
+# costs 60 us; decoding this much takes 1 ms at worst.
 LARGE_BYTES = 64 << 10
 Q = TypeVar("Q")
 M = TypeVar("M")
@@ -46,7 +46,7 @@ class Method:
         kind: How many requests and replies a call has.
         handle: Answers a serialized request with a serialized reply: `await handle(message, call,
             reservation)`. Of a server stream, `handle(message)`, which yields replies until the drain.
-        is_inference: Whether calls take a place of inference: see `server.api.admission`. Those that only
+        is_inference: Whether calls take a slot of inference: see `server.api.admission`. Those that only
             tell what the server is and does take none: a busy server is live and ready.
         is_counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.
         right: What a caller needs, where callers have to say who they are; None opens the method to everyone.
@@ -63,42 +63,44 @@ class Method:
     budget: MemoryBudget | None = None
 
 
-def of_names(read: Callable[[bytes], Q], handle: Callable[[Q, Call], Any], **facts: Any) -> Method:
-    """A method whose requests consist of a few names.
+def control_method(
+    parse_message: Callable[[bytes], Q], handle: Callable[[Q, Call], Any], **options: Any
+) -> Method:
+    """A method whose requests consist of a few names; any but a server stream.
 
     Args:
-        read: Parses a request; raises DecodeError.
+        parse_message: Parses a request; raises DecodeError.
         handle: Returns the reply, None for an empty one, or an awaitable of either.
-        facts: What the server knows of the method beside its handler, which is not a server stream.
+        options: The other attributes of the `Method`.
     """
 
     async def answer(message: bytes, call: Call, _reservation: Reservation | None) -> bytes:
-        reply: Any = handle(parse(read, message, LARGE_BYTES), call)
+        reply: Any = handle(parse(parse_message, message, LARGE_BYTES), call)
         if isawaitable(reply):
             reply = await reply
         return b"" if reply is None else reply.SerializeToString()
 
-    return Method(handle=answer, **facts)
+    return Method(handle=answer, **options)
 
 
-def of_service(
+def control_methods(
     service: ServiceDescriptor, right: Right | None, *, is_counted: bool = True, **handlers: Any
 ) -> dict[str, Method]:
-    """Methods of a service whose requests consist of a few names, by their full names: see `of_names`."""
+    """Control methods of a service, by their full names: see `control_method`."""
     methods = {}
     for name, handle in handlers.items():
         rpc = service.methods_by_name[name]
         kind = "ordered stream" if rpc.client_streaming else "unary"
-        read, path = GetMessageClass(rpc.input_type).FromString, f"/{service.full_name}/{name}"
-        methods[path] = of_names(read, handle, kind=kind, is_counted=is_counted, right=right)
+        parse_message, path = GetMessageClass(rpc.input_type).FromString, f"/{service.full_name}/{name}"
+        methods[path] = control_method(parse_message, handle, kind=kind, is_counted=is_counted, right=right)
     return methods
 
 
-def parse(read: Callable[[bytes], Q], message: bytes, limit: int | None = None) -> Q:
+def parse(parse_message: Callable[[bytes], Q], message: bytes, limit: int | None = None) -> Q:
     """Parses a request.
 
     Args:
-        read: Parses it; raises DecodeError.
+        parse_message: Parses it; raises DecodeError.
         message: The request.
         limit: Its largest size; None if it may be as large as the transport permits.
 
@@ -109,12 +111,12 @@ def parse(read: Callable[[bytes], Q], message: bytes, limit: int | None = None) 
     if limit is not None and len(message) > limit:
         raise LimitExceededError("message", f"has {len(message)} bytes; the limit of this method is {limit}")
     try:
-        return read(message)
+        return parse_message(message)
     except DecodeError as error:
         raise InvalidRequestError("message", f"is not a request of this method: {error}") from error
 
 
-def require(call: Call, right: Right, model: str) -> None:
+def require_right(call: Call, right: Right, model: str) -> None:
     """Checks the right of a call for a model, before anyone looks whether the model exists.
 
     Raises:
@@ -152,7 +154,7 @@ def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: st
         raise ModelNotFoundError(message, field=error.field) from None
 
 
-def permitted(models: Iterable[N], call: Call, right: Right = Right.READ) -> Iterator[N]:
+def filter_permitted(models: Iterable[N], call: Call, right: Right = Right.READ) -> Iterator[N]:
     """Those of some models for which the caller has a right."""
     rights = None if call.identity is None else call.identity.rights
     return (model for model in models if rights is None or rights.covers(right, model.name))

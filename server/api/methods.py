@@ -16,7 +16,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from attention_serving.server.api.attention import handlers as attention
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import LARGE_BYTES, Method, of_names, of_service, parse, require
+from attention_serving.server.api.method import (
+    LARGE_BYTES,
+    Method,
+    control_method,
+    control_methods,
+    parse,
+    require_right,
+)
 from attention_serving.server.api.open_inference import handlers as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.coroutines import Task, suspend
@@ -57,7 +64,7 @@ def all_methods(
     methods = {
         **attention.methods(engine, threads),
         **open_inference.Handlers(engine, health.is_serving, control, memory).methods(threads),
-        **of_service(
+        **control_methods(
             health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check
         ),
         f"/{HEALTH}/Watch": Method(kind="server stream", handle=health.watch, is_counted=False, right=None),
@@ -71,9 +78,9 @@ def all_methods(
             raise InvalidRequestError("value", "is not a method of this server")
         authenticate(call, method)
         if model and method.right is not None:
-            require(call, method.right, model)
+            require_right(call, method.right, model)
 
-    access = of_names(StringValue.FromString, check_access, is_counted=False, right=None)
+    access = control_method(StringValue.FromString, check_access, is_counted=False, right=None)
     return {**methods, ACCESS_CHECK: access}
 
 
@@ -152,5 +159,5 @@ def _reflection() -> dict[str, Method]:
         return cast("Message", reply)
 
     service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-    (method,) = of_service(service, Right.READ, is_counted=False, ServerReflectionInfo=info).values()
+    (method,) = control_methods(service, Right.READ, is_counted=False, ServerReflectionInfo=info).values()
     return {f"/{name}/ServerReflectionInfo": method for name in (REFLECTION_V1, REFLECTION)}

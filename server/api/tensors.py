@@ -18,7 +18,7 @@ from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged,
 
 Shape = tuple[int, ...]
 # The types of elements that are arrays as they are, by the name that both protocols have for them.
-DTYPES = {
+DTYPE_BY_NAME = {
     "BOOL": np.dtype("?"),
     "INT8": np.dtype("i1"),
     "INT16": np.dtype("<i2"),
@@ -31,12 +31,12 @@ DTYPES = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
-FLOAT32 = DTYPES["FP32"]
+NAME_BY_DTYPE = {dtype: name for name, dtype in DTYPE_BY_NAME.items()}
+FLOAT32 = DTYPE_BY_NAME["FP32"]
 # How real numbers are sent: the types of their bits. NumPy lacks bfloat16, the upper half of a float32.
-FLOATS = {"FP32": FLOAT32, "FP16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+FLOAT_DTYPE_BY_NAME = {"FP32": FLOAT32, "FP16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 # The types of elements on the wire.
-ELEMENTS = {**DTYPES, **FLOATS}
+WIRE_DTYPE_BY_NAME = {**DTYPE_BY_NAME, **FLOAT_DTYPE_BY_NAME}
 HALF_BITS = 16
 QUIET_NAN = np.uint32(0x400000)
 
@@ -80,7 +80,7 @@ def from_bytes(
     Args:
         field: Name of the field, for errors.
         data: The bytes.
-        datatype: Type of the elements: one of `ELEMENTS`.
+        datatype: Type of the elements: one of `WIRE_DTYPE_BY_NAME`.
         shape: Shape of the array. No size is negative.
         allowance: What a copy may take.
 
@@ -89,7 +89,7 @@ def from_bytes(
         LimitExceededError: The copy would be too large.
         OverloadedError: The memory of the copy is not available.
     """
-    dtype = ELEMENTS[datatype]
+    dtype = WIRE_DTYPE_BY_NAME[datatype]
     if len(data) != (expected := dtype.itemsize * math.prod(shape)):
         sizes, name = " x ".join(map(str, shape)), "bfloat16" if datatype == "BF16" else dtype.name
         message = f"has {len(data)} bytes; {sizes} elements of {name} need {expected} bytes"
@@ -98,7 +98,7 @@ def from_bytes(
     # The runtime computes with other bytes than 0 and 1 as if they were numbers.
     if dtype.kind == "b" and (most := elements.view(np.uint8).max(initial=0)) > 1:
         raise InvalidRequestError(field, f"contains the byte {most}; a boolean must be 0 or 1")
-    if datatype in DTYPES:
+    if datatype in DTYPE_BY_NAME:
         return elements
     allowance.take(field, elements.size * FLOAT32.itemsize)
     if datatype == "FP16":
@@ -108,27 +108,27 @@ def from_bytes(
     return bits.view(FLOAT32)
 
 
-def datatype_of(array: Array, wire: str) -> str:
+def datatype_of(array: Array, float_datatype: str) -> str:
     """The type in which the elements of an array are sent."""
-    return wire if array.dtype == FLOAT32 else DATATYPES[array.dtype]
+    return float_datatype if array.dtype == FLOAT32 else NAME_BY_DTYPE[array.dtype]
 
 
-class Output(NamedTuple):
+class OutputPlaceholder(NamedTuple):
     """The place of an output in a reply: the elements of its arrays, one after the other.
 
     Attributes:
         name: Its name.
-        wire: The type in which real numbers are sent: one of `FLOATS`.
+        float_datatype: The type in which real numbers are sent: one of `FLOAT_DTYPE_BY_NAME`.
         shape: The shape to which each array is padded with zeros; None for their own.
     """
 
     name: str
-    wire: str = "FP32"
+    float_datatype: str = "FP32"
     shape: Shape | None = None
 
     def size(self, arrays: Sequence[Array]) -> int:
         """Size of its elements, in bytes."""
-        dtype = FLOATS[self.wire] if arrays[0].dtype == FLOAT32 else arrays[0].dtype
+        dtype = FLOAT_DTYPE_BY_NAME[self.float_datatype] if arrays[0].dtype == FLOAT32 else arrays[0].dtype
         sizes = [array.size if self.shape is None else math.prod(self.shape) for array in arrays]
         return int(sum(sizes) * dtype.itemsize)
 
@@ -139,52 +139,55 @@ class Output(NamedTuple):
                 np.pad(array, [(0, end - size) for size, end in zip(array.shape, self.shape, strict=True)])
                 for array in arrays
             ]
-        if self.wire != "FP32":
-            arrays = [narrow(array, self.wire) for array in arrays]
+        if self.float_datatype != "FP32":
+            arrays = [cast_floats(array, self.float_datatype) for array in arrays]
         # Those of a run with padding may be views with gaps.
         return list(map(np.ascontiguousarray, arrays))
 
 
-Piece: TypeAlias = bytes | Output
+TemplatePart: TypeAlias = bytes | OutputPlaceholder
 
 
 class ReplyTemplate:
     """The bytes of replies to requests of one plan, with places for their outputs.
 
     Attributes:
-        is_kept: Whether nothing but the bytes around its vectors decides what a request of this form is.
+        is_cacheable: Whether the reply depends only on the bytes outside the tensors, so that the request may
+            be cached.
     """
 
-    __slots__ = ("_encode", "_pieces", "is_kept")
+    __slots__ = ("_encode", "_parts", "is_cacheable")
 
-    def __init__(self, encode: Callable[[Result], Sequence[Piece]], *, is_kept: bool = True) -> None:
+    def __init__(
+        self, encode: Callable[[Result], Sequence[TemplatePart]], *, is_cacheable: bool = True
+    ) -> None:
         """Creates a template; `encode` makes it of the first result."""
-        self._encode, self.is_kept = encode, is_kept
-        self._pieces: Sequence[Piece] | None = None
+        self._encode, self.is_cacheable = encode, is_cacheable
+        self._parts: Sequence[TemplatePart] | None = None
 
     def parts(self, result: Result) -> list[Any]:
         """The parts of the reply to one request, without its id: bytes, and arrays."""
-        if self._pieces is None:
-            self._pieces = self._encode(result)
+        if self._parts is None:
+            self._parts = self._encode(result)
         parts: list[Any] = []
-        for piece in self._pieces:
-            if isinstance(piece, bytes):
-                parts.append(piece)
+        for part in self._parts:
+            if isinstance(part, bytes):
+                parts.append(part)
             else:
-                parts += piece.parts(result.outputs[piece.name])
+                parts += part.parts(result.outputs[part.name])
         return parts
 
 
-def narrow(array: Array, wire: str) -> Array:
-    """An array in the type of the wire, rounded to the nearest number; ties go to the even one.
+def cast_floats(array: Array, float_datatype: str) -> Array:
+    """An array in another type of real numbers, rounded to the nearest number; ties go to the even one.
 
     What is too large for FP16 becomes infinite. Arrays of other types than float32 stay as they are.
     """
-    if wire == "FP32" or array.dtype != FLOAT32:
+    if float_datatype == "FP32" or array.dtype != FLOAT32:
         return array
-    if wire == "FP16":
+    if float_datatype == "FP16":
         with np.errstate(over="ignore"):
-            return array.astype(FLOATS[wire])
+            return array.astype(FLOAT_DTYPE_BY_NAME[float_datatype])
     bits = np.ascontiguousarray(array).view("<u4")
     # Adds a half of what the last remaining bit stands for, or just less than that if the bit is even.
     rounded = bits + (np.uint32(0x7FFF) + ((bits >> HALF_BITS) & np.uint32(1)))
@@ -192,7 +195,7 @@ def narrow(array: Array, wire: str) -> Array:
     nan = np.isnan(array)
     if nan.any():
         rounded[nan] = bits[nan] | QUIET_NAN
-    upper: Array = (rounded >> HALF_BITS).astype(FLOATS[wire])
+    upper: Array = (rounded >> HALF_BITS).astype(FLOAT_DTYPE_BY_NAME[float_datatype])
     return upper
 
 
@@ -206,7 +209,7 @@ def check_once(name: str, inputs: Mapping[str, object]) -> None:
         raise InvalidRequestError(name, "is sent twice; each input must be sent once")
 
 
-def mask_of(
+def build_mask(
     shapes: Sequence[Shape],
     flags: Array,
     model: LoadedModel,

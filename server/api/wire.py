@@ -1,8 +1,8 @@
-"""Cuts large fields out of protobuf messages, and appends large fields to them, without copying.
+"""Extracts large fields from protobuf messages, and appends large fields to them, without copying.
 
 The protobuf library makes an object of every element of a repeated field, and copies a `bytes` field when
 it parses it, when it is read, when it is set and when the message is serialized. Here, tensors, numbers and
-texts are cut out of a request's bytes before the rest is parsed, so that their sizes are known before
+texts are extracted from a request's bytes before the rest is parsed, so that their sizes are known before
 anything is built from them. Tensors are appended to a response's bytes after the rest was serialized. The
 encoding permits both: fields may come in any order, and occurrences of one submessage are merged.
 Source: protobuf.dev/programming-guides/encoding, "Message Structure" and "Last One Wins".
@@ -28,11 +28,11 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.types import Array
 
-# Field names from the message down to a field that is cut out. The name of a repeated submessage is followed
-# by the index of its occurrence.
+# Field names from the message down to a field that is extracted. The name of a repeated submessage is
+# followed by the index of its occurrence.
 Path: TypeAlias = "tuple[str | int, ...]"
 # Start and end of each occurrence of a field, by its path.
-Places: TypeAlias = "Mapping[Path, Sequence[tuple[int, int]]]"
+ByteRanges: TypeAlias = "Mapping[Path, Sequence[tuple[int, int]]]"
 Buffer: TypeAlias = "bytes | memoryview"
 M = TypeVar("M", bound=Message)
 
@@ -52,32 +52,32 @@ CACHED_HEADERS = 1024
 MAX_LEADING_BYTES = 2048
 
 
-class CutField(NamedTuple):
-    """A field that is cut out, or a submessage from which fields are.
+class ExtractedField(NamedTuple):
+    """A field that is extracted, or a submessage from which fields are.
 
     Attributes:
         name: Its name.
         wire_types: Wire types of its occurrences. Repeated numbers are all in one occurrence or each in its
             own; the content of an occurrence reads the same.
-        inner: What is cut out of the submessage; None if the field itself is cut out.
+        inner: What is extracted from the submessage; None if the field itself is extracted.
         repeated: Whether each occurrence is a submessage of its own; otherwise they are merged.
-        replaces: What is cut out of the other members of its oneof, as paths from the message that has the
-            oneof: only the member that comes last is set.
+        replaces: What is extracted from the other members of its oneof, as paths from the message that has
+            the oneof: only the member that comes last is set.
     """
 
     name: str
     wire_types: frozenset[int]
-    inner: "CutFields | None"
+    inner: "ExtractedFields | None"
     repeated: bool
     replaces: "tuple[Path, ...]"
 
 
-# What is cut out of a message, by field number. Its other fields are left.
-CutFields: TypeAlias = "Mapping[int, CutField]"
+# What is extracted from a message, by field number. Its other fields are left.
+ExtractedFields: TypeAlias = "Mapping[int, ExtractedField]"
 
 
-def cut_fields(message: Descriptor, paths: Sequence[str]) -> CutFields:
-    """Selects fields of a message that are to be cut out.
+def select_fields(message: Descriptor, paths: Sequence[str]) -> ExtractedFields:
+    """Selects the fields of a message that are to be extracted.
 
     Args:
         message: The type of the message.
@@ -91,37 +91,39 @@ def cut_fields(message: Descriptor, paths: Sequence[str]) -> CutFields:
     fields = {}
     for name, inner_paths in members.items():
         field = message.fields_by_name[name]
-        inner = cut_fields(field.message_type, inner_paths) if inner_paths else None
+        inner = select_fields(field.message_type, inner_paths) if inner_paths else None
         kinds = frozenset({LENGTH_DELIMITED, WIRE_TYPES.get(field.type, VARINT)})
         oneof = field.containing_oneof
         siblings = [member.name for member in oneof.fields if member.name != name] if oneof else []
         replaces = tuple(tuple(path.split(".")) for path in paths if path.partition(".")[0] in siblings)
-        fields[field.number] = CutField(name, kinds, inner, inner is not None and field.is_repeated, replaces)
+        fields[field.number] = ExtractedField(
+            name, kinds, inner, inner is not None and field.is_repeated, replaces
+        )
     return fields
 
 
 class Parsed(Generic[M]):
-    """A request whose tensors, numbers and texts were cut out.
+    """A request whose tensors, numbers and texts were extracted.
 
     Attributes:
-        message: The request, without what was cut out.
+        message: The request, without what was extracted.
         data: What was received.
-        places: Start and end in `data` of the occurrences of each field that was cut out, and of the id.
+        byte_ranges: Start and end in `data` of the occurrences of each extracted field, and of the id.
         id: The field `id`: the caller's name for the request, or the context to continue; may be empty.
     """
 
-    def __init__(self, message: M, data: bytes, places: Places) -> None:
-        self.message, self.data, self.places = message, data, places
-        self.id = str(self.last(ID), "utf-8") if (ID,) in places else ""
+    def __init__(self, message: M, data: bytes, byte_ranges: ByteRanges) -> None:
+        self.message, self.data, self.byte_ranges = message, data, byte_ranges
+        self.id = str(self.last(ID), "utf-8") if (ID,) in byte_ranges else ""
 
     def contents(self, *path: str | int) -> list[memoryview]:
         """The contents of a field, as views."""
         view = memoryview(self.data)
-        return [view[start:end] for start, end in self.places.get(path, ())]
+        return [view[start:end] for start, end in self.byte_ranges.get(path, ())]
 
     def last(self, *path: str | int) -> memoryview:
         """The content of a field that is not repeated: its last occurrence, or nothing."""
-        start, end = self.places.get(path, ((0, 0),))[-1]
+        start, end = self.byte_ranges.get(path, ((0, 0),))[-1]
         return memoryview(self.data)[start:end]
 
     def numbers(self, dtype: np.dtype[Any], *path: str | int, is_fixed: bool = False) -> "PackedNumbers":
@@ -129,46 +131,50 @@ class Parsed(Generic[M]):
         return PackedNumbers(self.contents(*path), dtype, is_fixed=is_fixed)
 
 
-def reader(
-    kind: Any, paths: Iterable[str], max_sequences: int, within: str = ""
+def make_parser(
+    message_type: Any, paths: Iterable[str], max_sequences: int, request_field: str = ""
 ) -> Callable[[bytes], Parsed[Any]]:
     """A function that parses requests of one type.
 
     It raises DecodeError if they do not parse, and LimitExceededError if they have more fields, or more that
-    is not cut out, than the longest encoding of a request with so many sequences: each may have a text or up
-    to three lengths of its own, in a field each; names, shapes and parameters are few.
+    is not extracted, than the longest encoding of a request with so many sequences: each may have a text or
+    up to three lengths of its own, in a field each; names, shapes and parameters are few.
 
     Args:
-        kind: The type of the messages.
-        paths: What is cut out of a request; see `cut_fields`.
+        message_type: The type of the messages.
+        paths: What is extracted from a request; see `select_fields`.
         max_sequences: Sequences of one request.
-        within: The field of the message that is the request, to which the paths refer; empty if the message
-            is the request.
+        request_field: The field of the message that is the request, to which the paths refer; empty if the
+            message is the request.
     """
     bounds = 1024 + 8 * max_sequences, (64 << 10) + 32 * max_sequences
-    ids = [ID] if ID in kind.DESCRIPTOR.fields_by_name else []
-    root = cut_fields(kind.DESCRIPTOR, ids + [f"{within}.{path}" if within else path for path in paths])
+    ids = [ID] if ID in message_type.DESCRIPTOR.fields_by_name else []
+    prefix = f"{request_field}." if request_field else ""
+    root = select_fields(message_type.DESCRIPTOR, ids + [prefix + path for path in paths])
 
-    def read(data: bytes) -> Parsed[Any]:
-        cutter = Cutter(data, *bounds)
+    def parse(data: bytes) -> Parsed[Any]:
+        extractor = FieldExtractor(data, *bounds)
         try:
-            message = kind.FromString(cutter.cut(root, (), 0, len(data)))
-            places: Places = cutter.places
-            if within:
-                message = getattr(message, within)
-                places = {path[1:] if path[0] == within else path: spans for path, spans in places.items()}
-            return Parsed(message, data, places)
+            message = message_type.FromString(extractor.extract(root, (), 0, len(data)))
+            byte_ranges: ByteRanges = extractor.byte_ranges
+            if request_field:
+                message = getattr(message, request_field)
+                byte_ranges = {
+                    path[1:] if path[0] == request_field else path: ranges
+                    for path, ranges in byte_ranges.items()
+                }
+            return Parsed(message, data, byte_ranges)
         except ValueError as error:
             raise DecodeError(str(error)) from error
 
-    return read
+    return parse
 
 
-class Cutter:
-    """Cuts fields out of one serialized message without copying them. Its work and memory are bounded.
+class FieldExtractor:
+    """Extracts fields of one serialized message without copying them. Its work and memory are bounded.
 
     Attributes:
-        places: Where the occurrences of each field were found, in the message's order.
+        byte_ranges: Where the occurrences of each field were found, in the message's order.
     """
 
     def __init__(self, message: bytes, max_fields: int, max_remainder: int) -> None:
@@ -177,17 +183,17 @@ class Cutter:
         Args:
             message: The message.
             max_fields: Number of fields that are looked at, those of submessages included.
-            max_remainder: Size of everything that is not cut out: of what may be left to the protobuf
+            max_remainder: Size of everything that is not extracted: of what may be left to the protobuf
                 library.
         """
-        self.places: dict[Path, list[tuple[int, int]]] = {}
+        self.byte_ranges: dict[Path, list[tuple[int, int]]] = {}
         self._message = memoryview(message)
         self._max_fields, self._max_remainder = max_fields, max_remainder
         self._fields = self._remainder = 0
         self._occurrences: Counter[Path] = Counter()
 
-    def cut(self, node: CutFields, path: Path, begin: int, end: int) -> bytes:
-        """What is left of the message, or submessage, between two bytes; adds what is cut out to `places`.
+    def extract(self, node: ExtractedFields, path: Path, begin: int, end: int) -> bytes:
+        """Extracts fields of the message, or submessage, between two bytes; returns the bytes that are left.
 
         Raises:
             ValueError: The bytes are not a message.
@@ -205,18 +211,18 @@ class Cutter:
                 continue
             member_path: Path = (*path, member.name)
             for replaced in member.replaces:
-                self.places.pop((*path, *replaced), None)
+                self.byte_ranges.pop((*path, *replaced), None)
             if start > kept_from:  # a view takes more memory than a short text
                 parts.append(self._message[kept_from:start])
                 self._remainder += start - kept_from
             kept_from = stop
             if member.inner is None:
-                self.places.setdefault(member_path, []).append((content, stop))
+                self.byte_ranges.setdefault(member_path, []).append((content, stop))
                 continue
             if member.repeated:
                 self._occurrences[member_path] += 1
                 member_path = (*member_path, self._occurrences[member_path] - 1)
-            inner = self.cut(member.inner, member_path, content, stop)
+            inner = self.extract(member.inner, member_path, content, stop)
             parts += [field_header((number,), len(inner)), inner]
         self._remainder += end - kept_from
         if self._remainder > self._max_remainder:
@@ -265,11 +271,11 @@ def field_header(path: tuple[int, ...], size: int) -> bytes:
     """
     heads = b""
     for number in reversed(path):
-        heads = _encoded(number << 3 | LENGTH_DELIMITED) + _encoded(size + len(heads)) + heads
+        heads = _encode_varint(number << 3 | LENGTH_DELIMITED) + _encode_varint(size + len(heads)) + heads
     return heads
 
 
-def _encoded(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     digits = bytearray()
     while value > 0x7F:  # noqa: PLR2004 - seven bits in a digit
         digits.append(value & 0x7F | 0x80)
@@ -282,19 +288,20 @@ def _encoded(value: int) -> bytes:
 CHUNK_BYTES = 1 << 16
 # The bytes of a varint that another byte follows have the high bit set.
 CONTINUED = bytes(range(0x80, 256))
-# A message with a field of varints of each type, by which the library decodes those of any field.
-Numbers = pb.InferTensorContents
-FIELDS = {
-    np.dtype("?"): Numbers.BOOL_CONTENTS_FIELD_NUMBER,
-    np.dtype("<i4"): Numbers.INT_CONTENTS_FIELD_NUMBER,
-    np.dtype("<i8"): Numbers.INT64_CONTENTS_FIELD_NUMBER,
-    np.dtype("<u4"): Numbers.UINT_CONTENTS_FIELD_NUMBER,
-    np.dtype("<u8"): Numbers.UINT64_CONTENTS_FIELD_NUMBER,
+# A message that has one repeated field of varints for each type of numbers. Varints of any other field are
+# decoded as that field, so that the protobuf library does it.
+VarintFields = pb.InferTensorContents
+FIELD_NUMBER_BY_DTYPE = {
+    np.dtype("?"): VarintFields.BOOL_CONTENTS_FIELD_NUMBER,
+    np.dtype("<i4"): VarintFields.INT_CONTENTS_FIELD_NUMBER,
+    np.dtype("<i8"): VarintFields.INT64_CONTENTS_FIELD_NUMBER,
+    np.dtype("<u4"): VarintFields.UINT_CONTENTS_FIELD_NUMBER,
+    np.dtype("<u8"): VarintFields.UINT64_CONTENTS_FIELD_NUMBER,
 }
 
 
 class PackedNumbers:
-    """A repeated numeric field as it was cut out of a message."""
+    """A repeated numeric field as it was extracted from a message."""
 
     def __init__(
         self, occurrences: Sequence[memoryview], dtype: np.dtype[Any], *, is_fixed: bool = False
@@ -330,12 +337,12 @@ class PackedNumbers:
                 raise InvalidRequestError("message", f"{MALFORMED} a field of numbers ends within a number")
             content = self._occurrences[0] if len(self._occurrences) == 1 else b"".join(self._occurrences)
             return np.frombuffer(content, self._dtype)
-        number = FIELDS[self._dtype]
+        number = FIELD_NUMBER_BY_DTYPE[self._dtype]
         parts = [part for content in self._occurrences for part in encode_field((number,), [content])]
         try:
-            message = Numbers.FromString(b"".join(parts))
+            message = VarintFields.FromString(b"".join(parts))
         except DecodeError as error:
             problem = f"{MALFORMED} a field of numbers cannot be read: {error}"
             raise InvalidRequestError("message", problem) from error
-        numbers = getattr(message, Numbers.DESCRIPTOR.fields_by_number[number].name)
+        numbers = getattr(message, VarintFields.DESCRIPTOR.fields_by_number[number].name)
         return np.fromiter(numbers, self._dtype, len(numbers))

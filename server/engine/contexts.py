@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 Key: TypeAlias = tuple[str, str]
 CONTEXT_ID = "context_id"
 DEFAULT_TTL_SECONDS = 3600
-NOT_REMOVED = "the file of the context cannot be removed from the folder of contexts; try again later"
-OFF = "stored contexts are switched off on this server; start it with max_context_bytes above 0"
+NOT_REMOVED_MESSAGE = "the file of the context cannot be removed from the folder of contexts; try again later"
+DISABLED_MESSAGE = "stored contexts are switched off on this server; start it with max_context_bytes above 0"
 # The files of contexts may take so many times the memory of contexts. They are looked at once a process has
 # written this part of that.
 FOLDER_FACTOR, LOOK_SHARE = 4, 1 / 16
 PURGE_SECONDS = 1.0
-# What the file of a context states beside its tensors.
+# What the file of a context states in addition to its tensors.
 FACTS = ("nbytes", "length", "owner", "shared")
 
 
@@ -102,7 +102,7 @@ class ContextStore:
         Raises:
             ContextNotFoundError: The context does not exist, or is another caller's.
         """
-        view = self.existing(model, context_id, caller)
+        view = self.get(model, context_id, caller)
         with self._lock:
             self.hits += view is not None
             self.misses += view is None
@@ -110,7 +110,7 @@ class ContextStore:
             raise _not_found(model, context_id, field)
         return view
 
-    def existing(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
+    def get(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
         """As `find`; None if there is no such context."""
         with self._lock:
             contexts = self._stored.get(model, {})
@@ -188,7 +188,7 @@ class ContextStore:
             UnsupportedError: There are no contexts.
         """
         if not self.limit_bytes:
-            raise UnsupportedError(OFF)
+            raise UnsupportedError(DISABLED_MESSAGE)
         if size > self.limit_bytes:
             message = f"the context would take {size} bytes; all contexts may take {self.limit_bytes}"
             raise LimitExceededError("key", message)
@@ -210,7 +210,7 @@ class ContextStore:
                     with self._folder_errors(), suppress(FileNotFoundError), safe_open(path, "np") as file:
                         owner = (file.metadata() or {}).get("owner")
                 if owner == caller:
-                    with self._folder_errors(OverloadedError(NOT_REMOVED, retry_after=1.0)):
+                    with self._folder_errors(OverloadedError(NOT_REMOVED_MESSAGE, retry_after=1.0)):
                         path.unlink(missing_ok=True)
             if owner == caller:
                 with self._lock:
@@ -294,11 +294,11 @@ class ContextStore:
             self.held_bytes -= size
 
     @contextmanager
-    def _folder_errors(self, refusal: OverloadedError | None = None) -> Iterator[None]:
+    def _folder_errors(self, overloaded: OverloadedError | None = None) -> Iterator[None]:
         """Errors of the folder are counted and logged: contexts are served from memory all the same.
 
         Args:
-            refusal: What is raised after one; None for nothing.
+            overloaded: What is raised after one; None for nothing.
         """
         try:
             yield
@@ -308,8 +308,8 @@ class ContextStore:
             if reason != self._folder_error:
                 log.warning("context folder failed", extra={"folder": self._folder, "reason": reason})
             self._folder_error = reason
-            if refusal is not None:
-                raise refusal from error
+            if overloaded is not None:
+                raise overloaded from error
 
     def _save(self, folder: Path, model: LoadedModel, context: Context) -> None:
         """Writes a context to its file, which is as old as the context is to become. Best effort."""
@@ -394,7 +394,7 @@ def projected_inputs(projector: LoadedModel, rows: Mapping[str, Array], position
     return {**rows, KEY_POSITIONS: positions} if takes_positions else dict(rows)
 
 
-def joined(
+def join_tensors(
     parent: Context | None, positions: Array, projected: Mapping[str, Sequence[Array]]
 ) -> dict[str, Array]:
     """The tensors of a context: those of the context that it continues, and further ones.

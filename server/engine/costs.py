@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from attention_serving.artifact.manifest import GraphKind
 
-# Weight of a slower run beside the earlier ones, and how many times as long it counts at most. A faster run
-# replaces them: disturbances only add time.
+# Weight of a slower run compared with the earlier ones, and how many times as long it counts at most. A
+# faster run replaces them: disturbances only add time.
 WEIGHT, MOST_SLOWER = 0.1, 2.0
 # The way that looks slower is tried again after so many runs, then after twice as many, and so on up to the
 # last number, each time in a few: the first finds its weights in no cache. Below a hundredth of all runs.
@@ -24,38 +24,38 @@ FIRST_TRIAL, LAST_TRIAL, TRIAL_RUNS = 16, 512, 4
 
 @dataclass(frozen=True)
 class RunCost:
-    """Duration of a run in seconds: `call + row_operations * row + pair_operations * pair`.
+    """Duration of a run in seconds: `fixed + row_operations * row + pair_operations * pair`.
 
     Attributes:
-        call: Fixed seconds of a run.
+        fixed: Fixed seconds of a run.
         row: Seconds of one operation on rows (the projections).
         pair: Seconds of one operation on pairs of query and key rows (the attention products).
     """
 
-    call: float
+    fixed: float
     row: float
     pair: float
 
     def seconds(self, row_operations: float, pair_operations: float) -> float:
         """Expected duration of a run of that many operations, in seconds."""
-        return self.call + row_operations * self.row + pair_operations * self.pair
+        return self.fixed + row_operations * self.row + pair_operations * self.pair
 
 
 class ContextCost(NamedTuple):
     """Duration of a run of Tq query rows and a context of Tk rows, in seconds.
 
-    It is `call + Tk * key_row + Tq * query_row + Tq * Tk * pair`.
+    It is `fixed + Tk * key_row + Tq * query_row + Tq * Tk * pair`.
     """
 
-    call: float
+    fixed: float
     key_row: float
     query_row: float
     pair: float
 
 
 # Assumed for a model that was not timed: 50 microseconds and 100 GFLOP/s.
-UNTIMED = RunCost(call=5e-5, row=1e-11, pair=1e-11)
-UNTIMED_CONTEXT = ContextCost(call=5e-5, key_row=1e-7, query_row=1e-5, pair=1e-8)
+UNTIMED = RunCost(fixed=5e-5, row=1e-11, pair=1e-11)
+UNTIMED_CONTEXT = ContextCost(fixed=5e-5, key_row=1e-7, query_row=1e-5, pair=1e-8)
 
 
 @dataclass(eq=False, slots=True)
@@ -131,11 +131,11 @@ class Costs:
     """What runs of one model cost.
 
     Attributes:
-        runs: Measured cost of runs of each graph on this machine, if it was calibrated.
-        context: Measured cost of runs of queries to a context.
+        run_costs: Measured cost of runs of each graph on this machine, if it was calibrated.
+        context_cost: Measured cost of runs of queries to a context.
         paces: How long runs of each graph take in relation to that, and on all threads.
     """
 
-    runs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
-    context: ContextCost = UNTIMED_CONTEXT
+    run_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
+    context_cost: ContextCost = UNTIMED_CONTEXT
     paces: dict[GraphKind, Pace] = field(default_factory=dict)

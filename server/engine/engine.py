@@ -36,10 +36,10 @@ from attention_serving.server.engine.events import (
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.requests.outputs import shortened
+from attention_serving.server.engine.requests.outputs import shorten_embeddings
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.requests.validation import validate
-from attention_serving.server.engine.run.execute import Moments, Outputs, run_batch
+from attention_serving.server.engine.run.execute import Outputs, RunTimestamps, run_batch
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.schedule.batch import Batch
@@ -56,8 +56,8 @@ TERMINABLE_SECONDS = 0.02
 LARGE_RUN_BYTES, TRIM_SECONDS = 64 << 20, 5.0
 RUN_FAILED = "the runtime failed on this request; see the server's log"
 OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
-EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
-CLOSING = "the server is shutting down and does not accept new requests"
+EXPIRED_MESSAGE = "the deadline passed while the request was queued, or would have passed during its run"
+CLOSING_MESSAGE = "the server is shutting down and does not accept new requests"
 
 
 class Engine:
@@ -69,7 +69,8 @@ class Engine:
         budget: The memory of the requests in flight.
         contexts: Projected keys and values that requests attend to.
         events: What happens here.
-        sample: Receives model, graph, sequences and outputs of each run that succeeds; None for nobody.
+        on_run_completed: Called with the model, graph, sequences and outputs of each run that succeeds; None
+            for nobody.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Engine:
         limits: Limits | None = None,
         events: EventLog | None = None,
         *,
-        awake_seconds: float = 0,
+        spin_seconds: float = 0,
         parallel_runs: int = MIN_PARALLEL_RUNS,
         context_folder: Path | None = None,
     ) -> None:
@@ -88,7 +89,7 @@ class Engine:
             repository: The models.
             limits: Bounds of requests, batches and memory in flight.
             events: Receives an event for every run and every failed request.
-            awake_seconds: How long the thread that calls `run_inline` stays awake after a run, if no other
+            spin_seconds: How long the thread that calls `run_inline` does not sleep after a run, if no other
                 run is under way.
             parallel_runs: How many runs may be under way at once.
             context_folder: Where stored contexts are kept across restarts; None for nowhere.
@@ -97,19 +98,19 @@ class Engine:
         self.limits = limits or Limits()
         self.budget = MemoryBudget(self.limits.max_in_flight_bytes)
         self.contexts = ContextStore(self.limits.max_context_bytes, context_folder)
-        self.sample: Callable[[LoadedModel, GraphKind, list[SequenceInputs], list[Outputs]], None] | None = (
-            None
-        )
+        self.on_run_completed: (
+            Callable[[LoadedModel, GraphKind, list[SequenceInputs], list[Outputs]], None] | None
+        ) = None
         self.events = events or EventLog()
-        self._awake_seconds, self._awake_until = awake_seconds, 0.0
+        self._spin_seconds, self._spin_until = spin_seconds, 0.0
         # Submissions of this thread wake no other thread, because it calls run_inline next.
         self._inline_thread: int | None = None
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._work_available = threading.Condition(self._lock)
         self._queue = Queue(self.limits, parallel_runs)
         self._closing = False
         # The model of the last large run, and when to trim the arena with it.
-        self._large: LoadedModel | None = None
+        self._model_to_trim: LoadedModel | None = None
         self._trim_at = 0.0
         self._threads = [
             threading.Thread(target=self._loop, name="scheduler", daemon=True) for _ in range(parallel_runs)
@@ -126,16 +127,16 @@ class Engine:
         """
         return self.repository.ready(name, version)
 
-    def validate(self, model: LoadedModel, request: DecodedRequest) -> Request:
+    def validate(self, model: LoadedModel, decoded: DecodedRequest) -> Request:
         """Checks a decoded request against its model and the limits.
 
         Raises:
             EngineError: The request is refused.
         """
-        return validate(request, model, self.limits)
+        return validate(decoded, model, self.limits)
 
     @coroutine
-    def run(
+    def submit_and_wait(
         self, request: Request, reservation: Reservation, message_bytes: int = 0
     ) -> Generator[Wait, Any, Result]:
         """Queues a request and waits for its result. If the coroutine is closed, the request is withdrawn.
@@ -150,7 +151,7 @@ class Engine:
             EngineError: The request is refused, or fails.
         """
         try:
-            reservation.add(message_bytes + request.plan.held_bytes)
+            reservation.add(message_bytes + request.plan.required_bytes)
             if (timeline := reservation.timeline) is not None:  # its runs follow
                 request.timeline = timeline
                 timeline.model, timeline.version = request.model.name, request.model.version
@@ -159,14 +160,14 @@ class Engine:
                 timeline.queued_at = time.monotonic()
             self.submit(request, wake=threading.get_ident() != self._inline_thread)
         except EngineError as error:
-            self.report_refusal(request.model, error, reservation)
+            self.report_failure(request.model, error, reservation)
             raise
         try:
             yield request.wait
         finally:
             if not request.is_done:
                 self.fail(request, None)
-        return request.result()
+        return request.take_result()
 
     def submit(self, request: Request, *, wake: bool = True) -> None:
         """Queues a request, which ends with its result or an `EngineError`.
@@ -182,9 +183,9 @@ class Engine:
         queue, deadline = self._queue, request.deadline
         with self._lock:
             if self._closing:
-                raise ShuttingDownError(CLOSING)
+                raise ShuttingDownError(CLOSING_MESSAGE)
             now = time.monotonic()
-            if deadline != math.inf and not queue.surely_in_time(deadline, now):
+            if deadline != math.inf and not queue.deadline_is_far(deadline, now):
                 queue.check(deadline, now, request.caller, request.plan.seconds)
             queue.add(request, now, inline=not wake)
             if wake:
@@ -218,17 +219,17 @@ class Engine:
         self.events.add(FailureEvent(model.name, code, model.statistics, seconds, stage))
         request.end(error)
 
-    def report_refusal(
+    def report_failure(
         self, model: LoadedModel, error: Exception, reservation: Reservation | None = None
     ) -> None:
-        """Reports that a request was refused after its model was found, and before it was queued.
+        """Reports that a request failed after its model was found, and before it was queued.
 
         The error states the digest of the model: another model might not refuse the request.
 
         Args:
             model: As returned by `model`.
             error: What was raised.
-            reservation: That of the request, whose timeline is told of the model; None without one.
+            reservation: That of the request, whose timeline receives the model; None without one.
         """
         if reservation is not None and (timeline := reservation.timeline) is not None:
             timeline.model, timeline.version, timeline.queued_at = model.name, model.version, 0.0
@@ -248,7 +249,7 @@ class Engine:
             OverloadedError: The result would come too late.
         """
         now = time.monotonic()
-        if not self._queue.surely_in_time(deadline, now):  # the unusual case, for which it takes the lock
+        if not self._queue.deadline_is_far(deadline, now):  # the unusual case, for which it takes the lock
             with self._lock:
                 self._queue.check(deadline, now, caller)
 
@@ -288,21 +289,21 @@ class Engine:
                 else runs or is queued, it may take ten times as long.
 
         Returns:
-            Whether to call again at once: a batch ran, so that there may be another, or the thread is to stay
-            awake.
+            Whether to call again at once: a batch ran, so that there may be another, or the thread is not to
+            sleep yet.
         """
         self._inline_thread = threading.get_ident()
         if not self._queue:  # the usual case, for which it takes no lock
             # The next request may come soon, and would find the cores idle.
-            if self._awake_until and (self._queue.running or time.monotonic() >= self._awake_until):
-                self._awake_until = 0.0
-            return self._awake_until > 0
+            if self._spin_until and (self._queue.running or time.monotonic() >= self._spin_until):
+                self._spin_until = 0.0
+            return self._spin_until > 0
         batch = self._take(limit_seconds)
         if batch is None:
             return False
-        self._run(batch, inline=True)
-        if self._awake_seconds:
-            self._awake_until = time.monotonic() + self._awake_seconds
+        self._run_batch(batch, inline=True)
+        if self._spin_seconds:
+            self._spin_until = time.monotonic() + self._spin_seconds
         return True
 
     def close(self) -> None:
@@ -310,7 +311,7 @@ class Engine:
         with self._lock:
             self._closing = True
             self._queue.close()
-            self._changed.notify_all()
+            self._work_available.notify_all()
         for thread in self._threads:
             thread.join()
 
@@ -319,12 +320,12 @@ class Engine:
         while not self._queue.is_complete:
             try:
                 if self._wait() and (batch := self._take()):
-                    self._run(batch)
+                    self._run_batch(batch)
                     del batch  # its requests must not stay alive while the thread waits
             except Exception:
                 log.exception("scheduler failed")
         with self._lock:
-            self._changed.notify_all()  # the other threads end too
+            self._work_available.notify_all()  # the other threads end too
 
     def _wait(self) -> bool:
         """Waits until a thread is needed; returns whether one is.
@@ -332,12 +333,12 @@ class Engine:
         If none is for some time after a burst of large runs, their memory is returned to the system.
         """
         with self._lock:
-            timeout = self._trim_at - time.monotonic() if self._large else None
-            if self._changed.wait_for(lambda: self._queue.needs_thread, timeout):
+            timeout = self._trim_at - time.monotonic() if self._model_to_trim else None
+            if self._work_available.wait_for(lambda: self._queue.needs_thread, timeout):
                 return True
             if time.monotonic() < self._trim_at:
                 return False
-            model, self._large = self._large, None
+            model, self._model_to_trim = self._model_to_trim, None
         if model:
             model.shrink_arena()
         return False
@@ -360,30 +361,31 @@ class Engine:
                 batch, failed, is_broken = None, queue.clear(), True
             self._notify_if_needed()
         for request in failed:
-            self.fail(request, RunFailedError(RUN_FAILED) if is_broken else DeadlineExceededError(EXPIRED))
+            error = RunFailedError(RUN_FAILED) if is_broken else DeadlineExceededError(EXPIRED_MESSAGE)
+            self.fail(request, error)
         return batch
 
     def _notify_if_needed(self) -> None:
         if self._queue.needs_thread:
-            self._changed.notify()
+            self._work_available.notify()
 
-    def _run(self, batch: Batch, *, inline: bool = False) -> None:
+    def _run_batch(self, batch: Batch, *, inline: bool = False) -> None:
         """Runs a batch, after which its requests have ended, and lets the next run start."""
         model, sequences = batch.model, batch.sequences
         try:
             if batch.seconds >= TERMINABLE_SECONDS:
                 batch.control = RunControl()
             try:
-                outputs, moments = run_batch(
+                outputs, timestamps = run_batch(
                     model, batch.graph, sequences, batch.control, parallel=batch.is_parallel
                 )
             except Exception as error:
-                self._run_failed(model, sequences, error)
+                self._report_failed_run(model, sequences, error)
                 if len(sequences) > 1:
                     self._run_singly(batch)
             else:
-                batch.run_seconds = moments[-1] - moments[0]
-                self._deliver(model, batch.graph, sequences, outputs, moments, batch.rows)
+                batch.run_seconds = timestamps[-1] - timestamps[0]
+                self._deliver(model, batch.graph, sequences, outputs, timestamps, batch.rows)
         except Exception:
             log.exception("batch failed", extra={"model": model.name})
             for sequence in batch:
@@ -392,7 +394,7 @@ class Engine:
             with self._lock:
                 now = time.monotonic()
                 if batch.run_bytes >= LARGE_RUN_BYTES:
-                    self._large, self._trim_at = model, now + TRIM_SECONDS
+                    self._model_to_trim, self._trim_at = model, now + TRIM_SECONDS
                 self._queue.end_batch(batch, now)
                 if inline:  # the threads ask for the next batch by themselves
                     self._notify_if_needed()
@@ -403,15 +405,17 @@ class Engine:
         for sequence in batch:
             if sequence.request.is_done:
                 continue
-            graph = sequence.plan.graph
+            kind = sequence.plan.graph
             try:
-                outputs, moments = run_batch(model, graph, [sequence], batch.control)
+                outputs, timestamps = run_batch(model, kind, [sequence], batch.control)
             except Exception as error:
-                self._run_failed(model, [sequence], error)
+                self._report_failed_run(model, [sequence], error)
             else:
-                self._deliver(model, graph, [sequence], outputs, moments, sequence.plan.rows)
+                self._deliver(model, kind, [sequence], outputs, timestamps, sequence.plan.rows)
 
-    def _run_failed(self, model: LoadedModel, sequences: list[SequenceInputs], error: Exception) -> None:
+    def _report_failed_run(
+        self, model: LoadedModel, sequences: list[SequenceInputs], error: Exception
+    ) -> None:
         """Reports a run that failed, and fails the request of one that had a single sequence."""
         if all(sequence.request.is_done for sequence in sequences):
             log.debug("run ended early", extra={"model": model.name})
@@ -420,21 +424,21 @@ class Engine:
         log.error("run failed", extra={"model": model.name, "sequences": len(sequences)}, exc_info=error)
         if len(sequences) == 1:
             is_memory = isinstance(error, MemoryError)
-            refusal = OverloadedError(OUT_OF_MEMORY) if is_memory else RunFailedError(RUN_FAILED)
-            self.fail(sequences[0].request, refusal)
+            failure = OverloadedError(OUT_OF_MEMORY) if is_memory else RunFailedError(RUN_FAILED)
+            self.fail(sequences[0].request, failure)
 
     def _deliver(
         self,
         model: LoadedModel,
-        graph: GraphKind,
+        kind: GraphKind,
         sequences: list[SequenceInputs],
         outputs: list[Outputs],
-        moments: Moments,
+        timestamps: RunTimestamps,
         computed_rows: int,
     ) -> None:
         """Stores the outputs of a run, and ends the requests that are complete."""
         complete: list[Request] = []
-        queued_at, answered, rows, ended = list[float](), list[float](), 0, time.monotonic()
+        queued_at, latencies, rows, ended = list[float](), list[float](), 0, time.monotonic()
         timelines = dict[Timeline, None]()
         with self._lock:
             for sequence, arrays in zip(sequences, outputs, strict=True):
@@ -444,21 +448,21 @@ class Engine:
                 if request.timeline is not None:  # a request may have several sequences in the run
                     timelines[request.timeline] = None
                 request.outputs[sequence.index] = arrays
-                request.missing -= 1
-                if not request.missing and self._queue.release(request):
+                request.unfinished_sequences -= 1
+                if not request.unfinished_sequences and self._queue.release(request):
                     complete.append(request)
-                    answered.append(ended - request.queued_at)
+                    latencies.append(ended - request.queued_at)
             names = model.name, model.version, model.manifest.precision
             padding = computed_rows - rows
-            event = RunEvent(*names, model.statistics, graph, rows, padding, *moments, queued_at, answered)
+            event = RunEvent(*names, model.statistics, kind, rows, padding, *timestamps, queued_at, latencies)
             for timeline in timelines:  # before another run ends one of the requests
                 timeline.runs += (event,)
                 if timeline.reference is not None:
-                    event.requests.append(timeline.reference)
+                    event.span_contexts.append(timeline.reference)
         try:
             self.events.add(event)
-            if self.sample is not None:  # before callers may change what inputs are views of
-                self.sample(model, graph, sequences, outputs)
+            if self.on_run_completed is not None:  # before callers may change what inputs are views of
+                self.on_run_completed(model, kind, sequences, outputs)
         except Exception:
             log.exception("run not reported", extra={"model": model.name})
         for request in complete:
@@ -471,7 +475,7 @@ def _outcome(request: Request) -> Result | EngineError:
     try:
         outputs = {name: [arrays[name] for arrays in sequences] for name in sequences[0]}
         if request.plan.dimensions:
-            outputs = shortened(outputs, request.model, request.plan.dimensions)
+            outputs = shorten_embeddings(outputs, request.model, request.plan.dimensions)
         return Result(outputs)
     except Exception:
         log.exception("result failed", extra={"model": request.model.name})

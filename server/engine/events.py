@@ -69,8 +69,8 @@ class RunEvent:
         computed_at: When the graph had run.
         ended_at: When the outputs were split.
         queued_at: For each sequence, when its request was queued.
-        answered: For each request that the run completed, the time since it was queued, in seconds.
-        requests: Those that have a reference.
+        latencies: For each request that the run completed, the time since it was queued, in seconds.
+        span_contexts: The references of its requests that have one.
         reference: What its first reader identifies it by; None until then.
     """
 
@@ -86,8 +86,8 @@ class RunEvent:
     computed_at: float
     ended_at: float
     queued_at: list[float]
-    answered: list[float]
-    requests: list[Reference] = field(default_factory=list)
+    latencies: list[float]
+    span_contexts: list[Reference] = field(default_factory=list)
     reference: Reference | None = None
 
     @property
@@ -108,7 +108,7 @@ class RunEvent:
     @property
     def is_shared(self) -> bool:
         """Whether several of its requests have a reference."""
-        return len(self.requests) > 1
+        return len(self.span_contexts) > 1
 
 
 class FailureEvent(NamedTuple):
@@ -271,7 +271,7 @@ class ModelStatistics:
                 return
             self.last_run = time.time() - (time.monotonic() - event.ended_at)
             self.queued.add(sum(event.queue_seconds), event.sequences)
-            self.succeeded.add(sum(event.answered), len(event.answered))
+            self.succeeded.add(sum(event.latencies), len(event.latencies))
             self.runs[event.sequences].add(event)
 
 
@@ -345,5 +345,5 @@ class Timeline:
 
     def fail(self, error: BaseException) -> None:
         """Notes what the request failed with."""
-        refusal = error if isinstance(error, EngineError) else EngineError("")
-        self.code, self.reason = refusal.code.name, refusal.reason
+        engine_error = error if isinstance(error, EngineError) else EngineError("")
+        self.code, self.reason = engine_error.code.name, engine_error.reason

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
 
-from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, ClassifierFacts, EncoderFacts
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
+    BATCH_AXIS,
     IN_BLOCKS,
     KEY_LENGTHS,
     POSITIONS,
@@ -78,11 +79,22 @@ class ModelFacts:
         return {spec.name: spec for spec in self.inputs}
 
     @cached_property
-    def input_names(self) -> str:
-        """The names of the inputs that a request may have, as messages list them."""
+    def input_list(self) -> str:
+        """The inputs that a request may have, as a text for error messages."""
         names = ", ".join(spec.name for spec in self.inputs)
-        takes_mask = GraphKind.MASK in self.manifest.graphs
-        return f"{names} and optionally {ATTENTION_MASK}" if takes_mask else names
+        optional = [ATTENTION_MASK] if GraphKind.MASK in self.manifest.graphs else []
+        optional += self.manifest.lengths
+        return f"{names} and optionally {', '.join(optional)}" if optional else names
+
+    @cached_property
+    def length_inputs(self) -> list[TensorSpec]:
+        """The lengths that stand in for masks of keys, for padded tensors in the Open Inference Protocol.
+
+        Requests of any model with sequences may have such lengths; other modules do without. They are (B, 1)
+        or (B,): Triton's load generator refuses descriptions of the latter.
+        """
+        axes = (BATCH_AXIS, 1)
+        return [TensorSpec(name=name, data_type="int64", axes=axes) for name in self.manifest.lengths]
 
     def input(self, name: str) -> TensorSpec:
         """The input of a name.
@@ -91,7 +103,7 @@ class ModelFacts:
             InvalidRequestError: There is none.
         """
         if name not in self.inputs_by_name:
-            raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_names}")
+            raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_list}")
         return self.inputs_by_name[name]
 
     @cached_property
@@ -121,6 +133,25 @@ class ModelFacts:
         return {spec.name: spec for spec in graphs.get(GraphKind.WEIGHTS, graphs[GraphKind.PLAIN]).outputs}
 
     @cached_property
+    def length_limits(self) -> dict[str, dict[str, int]]:
+        """By name in descriptions, what limits the rows on symbolic axes; axes without a limit are absent."""
+        manifest = self.manifest
+        return {
+            "max_length": manifest.max_lengths,
+            "min_length": manifest.min_lengths,
+            "length_multiple": manifest.length_multiples,
+        }
+
+    @cached_property
+    def weights_output(self) -> TensorSpec | None:
+        """The output with attention weights (B, H, Tq, Tk); None without.
+
+        That of text encoders is (B, L, H, T, T), that of non-attention modules may be (B, Tq, Tk).
+        """
+        has_graph = GraphKind.WEIGHTS in self.manifest.graphs
+        return self.outputs.get(ATTENTION_WEIGHTS if has_graph else self.manifest.attention_weights)
+
+    @cached_property
     def default_outputs(self) -> list[str]:
         """Names of the outputs of a request that does not name any."""
         return [spec.name for spec in self.manifest.graphs[GraphKind.PLAIN].outputs]
@@ -141,9 +172,9 @@ class ModelFacts:
         """Whether sequences of unequal lengths can run together."""
         return GraphKind.LENGTHS in self.manifest.graphs
 
-    def mixed_graph(self, graph: GraphKind) -> GraphKind:
-        """The graph that runs sequences of unequal lengths together, each of which alone runs on `graph`."""
-        return GraphKind.LENGTHS if graph is GraphKind.PLAIN and self.attends_to_padding else graph
+    def mixed_graph(self, kind: GraphKind) -> GraphKind:
+        """The graph that runs sequences of unequal lengths together, each of which alone runs on `kind`."""
+        return GraphKind.LENGTHS if kind is GraphKind.PLAIN and self.attends_to_padding else kind
 
     def first_position(self, query_length: int) -> int:  # noqa: ARG002 - see `ContextModel`
         """The position of the first of a sequence's rows, where a request does not state them."""
@@ -225,16 +256,16 @@ class ModelFacts:
             return lengths
         return [rows for axis, rows in zip(self.axes, lengths, strict=True) if axis in symbolic] or [1]
 
-    def run_bytes(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> int:
+    def run_bytes(self, kind: GraphKind, batch: int, lengths: Sequence[int]) -> int:
         """Expected memory of one run on this machine, in bytes; arguments as for `seconds`."""
         row_elements, heads = self._row_elements
         rows = sum(map(mul, lengths, row_elements))
         pairs = self._pairs(lengths)
-        if graph in IN_BLOCKS.values():
+        if kind in IN_BLOCKS.values():
             key_length = self.key_length(lengths)
             pairs = min(lengths[0], self.block_rows(key_length)) * key_length
-        pair_tensors = PAIR_TENSORS[graph]
-        if self.encoder is not None and graph is GraphKind.WEIGHTS:
+        pair_tensors = PAIR_TENSORS[kind]
+        if self.encoder is not None and kind is GraphKind.WEIGHTS:
             # The weights of every layer, and all of them once more as one output.
             pair_tensors += 2 * self.encoder.layers
         return int(4 * batch * (rows + pairs * heads * pair_tensors))

@@ -23,7 +23,7 @@ import numpy as np
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import TensorSpec
 from attention_serving.server import machine
-from attention_serving.server.engine.contexts import joined, projected_inputs
+from attention_serving.server.engine.contexts import join_tensors, projected_inputs
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -33,9 +33,9 @@ from attention_serving.server.engine.errors import (
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.models.loading import load_model, versions
-from attention_serving.server.engine.requests.outputs import shortened
+from attention_serving.server.engine.requests.outputs import shorten_embeddings
 from attention_serving.server.engine.requests.request import Request, split
-from attention_serving.server.engine.requests.validation import encode_texts, validate
+from attention_serving.server.engine.requests.validation import tokenize_texts, validate
 from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array, Context, DecodedRequest, Ragged, Result
@@ -118,8 +118,8 @@ class InProcessModel:
         Raises:
             InvalidRequestError: A text or the prompt is refused; says which and why.
         """
-        request = DecodedRequest(texts=tuple(texts), prompt=prompt, truncate=truncate)
-        encoded = encode_texts(request, self.model, self._limits)
+        decoded = DecodedRequest(texts=tuple(texts), prompt=prompt, truncate=truncate)
+        encoded = tokenize_texts(decoded, self.model, self._limits)
         ids = encoded.inputs[self.inputs[0].name]
         return split(ids.rows, ids.lengths), encoded.truncated
 
@@ -143,9 +143,9 @@ class InProcessModel:
         Returns:
             A future that resolves with the result, or with an `EngineError` if the request is refused.
         """
-        request = DecodedRequest(return_weights=return_weights, dimensions=dimensions)
+        decoded = DecodedRequest(return_weights=return_weights, dimensions=dimensions)
         model = self.model if context is None else context
-        return self._threads.submit(self._compute, model, request, inputs)
+        return self._threads.submit(self._compute, model, decoded, inputs)
 
     def put_context(self, key: Array, value: Array | None = None) -> ContextModel:
         """Projects the rows that many queries are to attend to, on the thread of the caller.
@@ -162,7 +162,7 @@ class InProcessModel:
         inputs = projected_inputs(projector, rows, positions)
         sequences = {name: [array] for name, array in inputs.items()}
         result = self._compute(projector, DecodedRequest(), sequences)
-        tensors = joined(None, positions, result.outputs)
+        tensors = join_tensors(None, positions, result.outputs)
         return self.model.with_context(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
 
     def close(self) -> None:
@@ -170,10 +170,10 @@ class InProcessModel:
         self._threads.shutdown(cancel_futures=True)
 
     def _compute(
-        self, model: LoadedModel, request: DecodedRequest, inputs: Mapping[str, Sequence[Array]]
+        self, model: LoadedModel, decoded: DecodedRequest, inputs: Mapping[str, Sequence[Array]]
     ) -> Result:
-        request.inputs = {name: _ragged(name, sequences) for name, sequences in inputs.items()}
-        validated = validate(request, model, self._limits)
+        decoded.inputs = {name: _ragged(name, sequences) for name, sequences in inputs.items()}
+        validated = validate(decoded, model, self._limits)
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
             batch = [validated.sequences[index] for index in indices]
@@ -181,7 +181,7 @@ class InProcessModel:
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
         columns = {name: [outputs[name] for outputs in results] for name in results[0]}
-        return Result(shortened(columns, model, request.dimensions))
+        return Result(shorten_embeddings(columns, model, decoded.dimensions))
 
     def _batches(self, request: Request) -> Iterator[list[int]]:
         """Indices of sequences of equal lengths, in portions that one run may hold."""

@@ -54,7 +54,7 @@ class Limits:
             raise LimitExceededError(field, f"contains {count} sequences; the limit is {self.max_sequences}")
 
 
-def chosen_versions(policy: str, versions: Sequence[str]) -> list[str]:
+def select_versions(policy: str, versions: Sequence[str]) -> list[str]:
     """The versions of a model that are served, out of those that exist, lowest first.
 
     Args:

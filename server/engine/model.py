@@ -23,7 +23,7 @@ from attention_serving.server.engine.errors import UnsupportedError
 from attention_serving.server.engine.events import ModelStatistics
 from attention_serving.server.engine.facts import ModelFacts
 from attention_serving.server.engine.models.copies import ArtifactCopy
-from attention_serving.server.engine.requests.tokenizer import TextEncoder
+from attention_serving.server.engine.requests.tokenizer import TextTokenizer
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.types import Context, SequencePlan
@@ -41,7 +41,7 @@ class LoadedModel(ModelFacts):
 
     Attributes:
         sessions: Sessions that compute one run on the thread of their caller.
-        text_encoder: None if the model does not take text.
+        tokenizer: None if the model does not take text.
         measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
         provider: ONNX Runtime's name of the execution provider.
         costs: What its runs cost.
@@ -53,7 +53,7 @@ class LoadedModel(ModelFacts):
     """
 
     sessions: dict[GraphKind, Session]
-    text_encoder: TextEncoder | None
+    tokenizer: TextTokenizer | None
     measured_error: float
     provider: str
     costs: Costs = field(default_factory=Costs)
@@ -64,9 +64,9 @@ class LoadedModel(ModelFacts):
     context: Context | None = None
 
     def __post_init__(self) -> None:
-        for graph in self.manifest.graphs:
-            pace = Pace(has_all_threads=graph in self.parallel_sessions)
-            self.costs.paces.setdefault(graph, pace)
+        for kind in self.manifest.graphs:
+            pace = Pace(has_all_threads=kind in self.parallel_sessions)
+            self.costs.paces.setdefault(kind, pace)
 
     @cached_property
     def projector(self) -> "LoadedModel":
@@ -108,13 +108,13 @@ class LoadedModel(ModelFacts):
             GraphKind.MASK: mask,
             GraphKind.WEIGHTS: weights,
         }
-        cost, timed = Cost(flops_per_query=1, flops_per_key=0, flops_per_pair=1), self.costs.context
-        run = RunCost(timed.call + context.rows * timed.key_row, timed.query_row, timed.pair)
+        cost, timed = Cost(flops_per_query=1, flops_per_key=0, flops_per_pair=1), self.costs.context_cost
+        run = RunCost(timed.fixed + context.rows * timed.key_row, timed.query_row, timed.pair)
         attributes = self._with_graphs(cost, graphs, dict.fromkeys(graphs, run))
         return ContextModel(**attributes | {"context": context})
 
     def _with_graphs(
-        self, cost: Cost, graphs: Mapping[GraphKind, Graph], runs: Mapping[GraphKind, RunCost]
+        self, cost: Cost, graphs: Mapping[GraphKind, Graph], run_costs: Mapping[GraphKind, RunCost]
     ) -> dict[str, Any]:
         """The attributes of the same model with other graphs, each of which has the session of its file."""
         kinds = {graph.file: kind for kind, graph in self.manifest.graphs.items()}
@@ -126,7 +126,7 @@ class LoadedModel(ModelFacts):
         attributes = {attribute.name: getattr(self, attribute.name) for attribute in fields(LoadedModel)}
         return attributes | {
             "manifest": self.manifest.model_copy(update={"graphs": graphs, "cost": cost}),
-            "costs": Costs(runs, paces=paces),
+            "costs": Costs(run_costs, paces=paces),
             "sessions": sessions,
             "parallel_sessions": parallel,
             "golden": (),
@@ -137,15 +137,15 @@ class LoadedModel(ModelFacts):
         """The derived sizes of a sequence of a graph, given its length on each of `axes`."""
         return partial(_plan, ref(self))
 
-    def sequence_graph(self, graph: GraphKind, lengths: Sequence[int]) -> GraphKind:
-        """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
+    def sequence_graph(self, kind: GraphKind, lengths: Sequence[int]) -> GraphKind:
+        """The graph that runs one sequence alone: `kind`, or the same in blocks if that saves memory."""
         query_length, key_length = lengths[0], self.key_length(lengths)
         most_bytes = WHOLE_SCORE_BYTES if self.runs_on_host else WHOLE_SCORE_BYTES_ON_DEVICE
         if 4 * self.manifest.num_heads * query_length * key_length <= most_bytes:
-            return graph
-        blocks = IN_BLOCKS.get(graph)
+            return kind
+        blocks = IN_BLOCKS.get(kind)
         saves = blocks in self.manifest.graphs and query_length > self.block_rows(key_length)
-        return blocks if blocks and saves else graph
+        return blocks if blocks and saves else kind
 
     @cached_property
     def runs_on_host(self) -> bool:
@@ -161,23 +161,23 @@ class LoadedModel(ModelFacts):
         rows = {s.name: np.zeros(shape, s.data_type) for s, shape in zip(self.inputs, shapes, strict=True)}
         self.sessions[GraphKind.PLAIN].shrink_arena(rows)
 
-    def seconds(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> float:
+    def seconds(self, kind: GraphKind, batch: int, lengths: Sequence[int]) -> float:
         """Expected duration of one run on one thread as measured at the load, in seconds.
 
         Args:
-            graph: The graph.
+            kind: The graph.
             batch: Number of sequences.
             lengths: The length on each of `axes`, to which all are padded.
         """
-        return self.cost(graph).seconds(*self.operations(batch, lengths))
+        return self.run_cost(kind).seconds(*self.operations(batch, lengths))
 
     def least_seconds(self, plan: SequencePlan) -> float:
         """Expected duration of a run of a sequence now, on one thread or on all, whichever is faster."""
         return self.costs.paces[plan.graph].least_seconds(plan.seconds)
 
-    def cost(self, graph: GraphKind) -> RunCost:
+    def run_cost(self, kind: GraphKind) -> RunCost:
         """Cost of runs of a graph on this machine."""
-        return self.costs.runs.get(graph, UNTIMED)
+        return self.costs.run_costs.get(kind, UNTIMED)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -190,9 +190,9 @@ class ContextModel(LoadedModel):
     context: Context
     supports_padding = True
 
-    def mixed_graph(self, graph: GraphKind) -> GraphKind:
+    def mixed_graph(self, kind: GraphKind) -> GraphKind:
         """See `ModelFacts`."""
-        return graph
+        return kind
 
     def first_position(self, query_length: int) -> int:
         """See `ModelFacts`: of self-attention, the rows of a query are the last ones of the context."""
@@ -203,9 +203,9 @@ class ContextModel(LoadedModel):
         """Rows of the context."""
         return self.context.rows
 
-    def run_bytes(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> int:
+    def run_bytes(self, kind: GraphKind, batch: int, lengths: Sequence[int]) -> int:
         """See `ModelFacts`: with a mask, the graph makes the weights too."""
-        with_weights = GraphKind.WEIGHTS if graph is GraphKind.MASK else graph
+        with_weights = GraphKind.WEIGHTS if kind is GraphKind.MASK else kind
         return super().run_bytes(with_weights, batch, lengths)
 
     def run_size(
@@ -219,23 +219,23 @@ class ContextModel(LoadedModel):
 
 
 @lru_cache(maxsize=CACHED_PLANS)
-def _plan(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, ...]) -> SequencePlan:
+def _plan(reference: Callable[[], Any], kind: GraphKind, lengths: tuple[int, ...]) -> SequencePlan:
     """A plan, by a reference to its model that does not keep it alive. References to one model are equal."""
     model: LoadedModel = reference()
     sizes = all_sizes(dict(zip(model.axes, lengths, strict=True)), model.manifest.derived_axes)
-    graph_alone = model.sequence_graph(graph, lengths)
+    kind_alone = model.sequence_graph(kind, lengths)
     result_bytes = 0
-    for spec in model.manifest.graphs[graph].outputs:
+    for spec in model.manifest.graphs[kind].outputs:
         axes = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
         result_bytes += np.dtype(spec.data_type).itemsize * math.prod(axes)
     return SequencePlan(
         sizes=sizes,
         lengths=lengths,
-        graph=graph_alone,
-        seconds=model.seconds(graph_alone, 1, lengths),
-        call_seconds=model.cost(graph_alone).call,
-        run_bytes=model.run_bytes(graph_alone, 1, lengths),
+        graph=kind_alone,
+        seconds=model.seconds(kind_alone, 1, lengths),
+        fixed_seconds=model.run_cost(kind_alone).fixed,
+        run_bytes=model.run_bytes(kind_alone, 1, lengths),
         result_bytes=result_bytes,
         rows=sum(model.rows(lengths)),
-        runs_alone=model.manifest.runs_alone or graph_alone is not graph,
+        runs_alone=model.manifest.runs_alone or kind_alone is not kind,
     )

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
 Text: TypeAlias = str | bytes | memoryview
 BITS_PER_BYTE = 8
-# What a context takes beside its tensors.
+# Bytes that a context takes in addition to its tensors.
 CONTEXT_BYTES = 32 << 10
 
 
@@ -95,7 +95,7 @@ class DecodedRequest:
     Attributes:
         inputs: Sequences by name of the model's input.
         texts: Texts in place of `inputs`, for models with a tokenizer.
-        pairs: For text classifiers: the second text of each pair; empty for single texts.
+        second_texts: For text classifiers: the second text of each pair; empty for single texts.
         mask: None if every key may be attended to.
         return_weights: Whether the result contains the attention weights.
         head_selection: Which of them, if the result contains them; None for all.
@@ -115,7 +115,7 @@ class DecodedRequest:
 
     inputs: Mapping[str, Ragged] = field(default_factory=dict)
     texts: tuple[Text, ...] = ()
-    pairs: tuple[Text, ...] = ()
+    second_texts: tuple[Text, ...] = ()
     mask: Mask | None = None
     return_weights: bool = False
     head_selection: HeadSelection | None = None
@@ -139,7 +139,7 @@ class SequencePlan(NamedTuple):
         lengths: The same in the order of the model's axes. Sequences have equal shapes if all are equal.
         graph: The graph that computes it alone: that of its request, or the same in blocks.
         seconds: Expected duration of a run of it alone, on one thread, as measured at the load.
-        call_seconds: The part of that which does not depend on its lengths.
+        fixed_seconds: The part of that which does not depend on its lengths.
         run_bytes: Expected memory of that run.
         result_bytes: Size of the outputs of its request's graph.
         rows: Number of its rows on all symbolic axes: for cross-attention, those of query and key.
@@ -150,7 +150,7 @@ class SequencePlan(NamedTuple):
     lengths: tuple[int, ...]
     graph: GraphKind
     seconds: float
-    call_seconds: float
+    fixed_seconds: float
     run_bytes: int
     result_bytes: int
     rows: int

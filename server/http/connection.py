@@ -49,7 +49,7 @@ UNKNOWN_SIZE = {"transfer-encoding", "content-encoding"}
 # Headers that are passed on to the gRPC server, which refuses larger ones than these, and asks to try again.
 # The rest is for the headers of gRPC itself.
 FORWARDED, MAX_FORWARDED_BYTES = {records.PARENT, records.STATE, "authorization"}, METADATA_BYTES - 512
-# What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
+# What a header counts for in addition to its name and value. Source: RFC 9113, section 6.5.2.
 HEADER_BYTES = 32
 # Everything but inference, contexts, and loading of models, is answered at once.
 TIMEOUT_SECONDS = 10.0

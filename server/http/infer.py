@@ -16,7 +16,7 @@ from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import wire
 from attention_serving.server.api.open_inference.requests import BYTES, split_bytes, values_of
-from attention_serving.server.api.tensors import DTYPES
+from attention_serving.server.api.tensors import DTYPE_BY_NAME
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
@@ -254,10 +254,10 @@ def to_bytes(field: str, data: Any, datatype: str, shape: tuple[int, ...]) -> by
     Raises:
         InvalidRequestError: The data do not fit the type or the shape, or the type has no form in JSON.
     """
-    if datatype != BYTES and datatype not in DTYPES:
+    if datatype != BYTES and datatype not in DTYPE_BY_NAME:
         raise InvalidRequestError(field, f"{datatype} has no form in JSON; send it with binary_data_size")
     elements = _flat(field, data, shape)
-    accepted, words = ACCEPTED["S" if datatype == BYTES else DTYPES[datatype].kind]
+    accepted, words = ACCEPTED["S" if datatype == BYTES else DTYPE_BY_NAME[datatype].kind]
     if set(map(type, elements)) - accepted:
         kind = next(type(item).__name__ for item in elements if type(item) not in accepted)
         raise InvalidRequestError(field, f"data contains a value of type {kind}; {datatype} takes {words}")
@@ -283,7 +283,7 @@ def to_json(field: str, data: bytes, datatype: str) -> Any:
             return [str(element, "utf-8") for element in split_bytes(field, data)]
         except UnicodeDecodeError:
             raise InvalidRequestError(field, "is not UTF-8; request it with binary_data") from None
-    dtype = DTYPES.get(datatype)
+    dtype = DTYPE_BY_NAME.get(datatype)
     if dtype is None:
         raise InvalidRequestError(field, f"{datatype} has no form in JSON; request it with binary_data")
     array = np.frombuffer(data, dtype)
@@ -307,7 +307,7 @@ def _flat(field: str, data: Any, shape: tuple[int, ...]) -> list[Any]:
 
 
 def _numbers(field: str, elements: list[Any], datatype: str) -> Array:
-    dtype = DTYPES[datatype]
+    dtype = DTYPE_BY_NAME[datatype]
     try:
         with np.errstate(over="ignore"):
             array = np.array(elements, dtype)

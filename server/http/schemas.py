@@ -15,7 +15,7 @@ from attention_serving.server.api.open_inference.requests import values_of
 from attention_serving.server.engine.errors import InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
-# Entries of one list or object of a request, beside elements of tensors.
+# Entries of one list or object of a request, other than elements of tensors.
 MAX_ENTRIES = 256
 # NumPy's own limit, which is the gRPC server's too.
 MAX_AXES = 64
@@ -241,7 +241,7 @@ def set_parameters(messages: Any, parameters: Mapping[str, object], field: str) 
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """The members of a message, by the names of the proto file. Its maps are parameters or texts.
+    """The members of a message, by the names of the proto file. Its maps are parameters, texts or messages.
 
     A member of a message type that is not set is left out. protobuf's own JSON writes integers of 64 bits as
     strings, which clients of the protocol do not expect.
@@ -255,8 +255,10 @@ def to_json(message: Message) -> dict[str, Any]:
 
 def _member(value: Any, field: FieldDescriptor) -> Any:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        entry = field.message_type.fields_by_name["value"]
-        return dict(value) if entry.message_type is None else values_of(value)
+        entry = field.message_type.fields_by_name["value"].message_type
+        if entry is None:
+            return dict(value)
+        return values_of(value) if entry.oneofs else {name: to_json(item) for name, item in value.items()}
     return [_value(item, field) for item in value] if field.is_repeated else _value(value, field)
 
 

@@ -80,7 +80,7 @@ class TextBody(schemas.Body):
     """The JSON object of a request to a text model, whose members have other names in some APIs.
 
     Attributes:
-        synonyms: The member that another name stands for, beside truncation.
+        synonyms: The member that another name stands for, other than truncation.
         truncate: Whether texts with too many tokens are cut; None for the model's default.
     """
 

@@ -202,7 +202,7 @@ class Recorder:
         is_named = self._logs and (is_stream or not self._failed_only)
         record = CallRecord(
             call.method,
-            call.request_id if is_named else "",
+            call.ensure_request_id() if is_named else "",
             call.metadata,
             is_stream=is_stream,
             report=self._ended,
@@ -216,13 +216,13 @@ class Recorder:
         if self._traces is not None:
             self._traces.close()
 
-    def _ended(self, call: CallRecord, request: Timeline | None) -> None:
+    def _ended(self, call: CallRecord, timeline: Timeline | None) -> None:
         """A call over gRPC has ended, or a request of a stream."""
-        if self._logs and not (self._failed_only and call.subject(request).code == "OK"):
-            event = "stream" if call.is_stream and request is None else "request"
-            requests.info(event, extra=fields(call, request))
+        if self._logs and not (self._failed_only and call.subject(timeline).code == "OK"):
+            event = "stream" if call.is_stream and timeline is None else "request"
+            requests.info(event, extra=fields(call, timeline))
         if self._traces is not None:
-            _safely(partial(self._traces.ended, call, request))
+            _safely(partial(self._traces.ended, call, timeline))
 
 
 def _safely(step: Callable[[], T]) -> T | None:
@@ -234,23 +234,23 @@ def _safely(step: Callable[[], T]) -> T | None:
         return None
 
 
-def fields(call: CallRecord, request: Timeline | None) -> dict[str, object]:
+def fields(call: CallRecord, timeline: Timeline | None) -> dict[str, object]:
     """The fields of the line of a call over gRPC, without those that nothing is known of.
 
     Args:
         call: The call.
-        request: The request; None at the end of a stream, and if it never arrived.
+        timeline: That of the request; None at the end of a stream, and if it never arrived.
     """
     values: dict[str, object] = {"request_id": call.request_id, "method": call.method}
     values |= {"caller": call.caller, "trace_id": call.trace_id}
-    if request is None:
+    if timeline is None:
         values |= {"requests": call.requests} if call.is_stream else {}
     else:
-        values |= {"model": request.model, "version": request.version}
-        values |= {"sequences": request.sequences or "", "rows": request.rows or ""}
-    sizes, subject = call if request is None else request, call.subject(request)
+        values |= {"model": timeline.model, "version": timeline.version}
+        values |= {"sequences": timeline.sequences or "", "rows": timeline.rows or ""}
+    sizes, subject = call if timeline is None else timeline, call.subject(timeline)
     values |= {"bytes_in": sizes.received_bytes, "bytes_out": sizes.sent_bytes}
-    stages = () if request is None else request.stages()
+    stages = () if timeline is None else timeline.stages()
     values |= {f"{stage}_ms": milliseconds(end - start) for stage, start, end in stages}
     values |= {"total_ms": milliseconds(subject.ended_at - subject.arrived_at)}
     values |= {"code": subject.code, "reason": subject.reason}

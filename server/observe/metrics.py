@@ -275,15 +275,15 @@ class Metrics:
             self._count_runs(model, model_runs)
 
     def _count_runs(self, model: str, runs: Sequence[RunEvent]) -> None:
-        sequences, answered = [run.sequences for run in runs], list(chain(*(run.answered for run in runs)))
+        sequences, latencies = [run.sequences for run in runs], list(chain(*(run.latencies for run in runs)))
         self._batch_sequences(model).observe_all(sequences)
         self._batch_seconds(model).observe_all([run.seconds for run in runs])
         self._queue_seconds(model).observe_all(list(chain(*(run.queue_seconds for run in runs))))
         self._sequences(model).inc(sum(sequences))
         self._tokens(model).inc(sum(run.rows for run in runs))
         self._padding(model).inc(sum(run.padding for run in runs))
-        self._model_requests(model, ANSWERED).inc(len(answered))
-        self._model_seconds(model).observe_all(answered)
+        self._model_requests(model, ANSWERED).inc(len(latencies))
+        self._model_seconds(model).observe_all(latencies)
 
     def reloaded(self, what: str, value: object) -> None:
         """Counts that certificates, tokens or keys were read again: see `server.threads.Reloaded`."""

@@ -63,7 +63,7 @@ class CallRecord:
         requests: Number of its requests.
         received_bytes: Size of all messages that were received.
         sent_bytes: Size of all replies.
-        request: The request of a call that is not a stream; None if it has not arrived.
+        timeline: That of the request of a call that is not a stream; None if it has not arrived.
         code: What the call ended with.
         reason: The stable reason of an error; empty if there is none.
     """
@@ -72,7 +72,7 @@ class CallRecord:
     span: Any = None
     caller = code = reason = ""
     requests = received_bytes = sent_bytes = 0
-    request: Timeline | None = None
+    timeline: Timeline | None = None
 
     def __init__(
         self,
@@ -112,41 +112,41 @@ class CallRecord:
         """A moment in nanoseconds since 1970."""
         return self.arrived_ns + int((moment - self.arrived_at) * 1_000_000_000)
 
-    def begin_request(self, size: int) -> Timeline:
-        """A request of the call arrived, in a message of so many bytes."""
-        record = Timeline(size)
+    def start_timeline(self, size: int) -> Timeline:
+        """Begins the timeline of a request, which has arrived in a message of so many bytes."""
+        timeline = Timeline(size)
         self.requests += 1
         self.received_bytes += size
         if self.is_stream:
-            self._open[record] = None
+            self._open[timeline] = None
         else:
-            self.request = record
+            self.timeline = timeline
         if self.span is not None:
-            record.span = self._start_span(self.span) if self.is_stream else self.span
-            if record.span is not None:
-                record.reference = record.span.get_span_context()
-        return record
+            timeline.span = self._start_span(self.span) if self.is_stream else self.span
+            if timeline.span is not None:
+                timeline.reference = timeline.span.get_span_context()
+        return timeline
 
-    def subject(self, request: Timeline | None) -> "CallRecord | Timeline":
+    def subject(self, timeline: Timeline | None) -> "CallRecord | Timeline":
         """The subject of a report: a request of a stream, or else the call."""
-        return request if self.is_stream and request is not None else self
+        return timeline if self.is_stream and timeline is not None else self
 
-    def end_request(self, record: Timeline) -> None:
+    def end_timeline(self, timeline: Timeline) -> None:
         """The reply to a request of a stream was sent. Does nothing for other calls, which end with it."""
-        if self._open.pop(record, record) is None:
-            record.ended_at = time.monotonic()
-            self.sent_bytes += record.sent_bytes
-            self._report(self, record)
+        if self._open.pop(timeline, timeline) is None:
+            timeline.ended_at = time.monotonic()
+            self.sent_bytes += timeline.sent_bytes
+            self._report(self, timeline)
 
     def end(self, code: str, reason: str) -> None:
         """The core is done with the call; its requests that have no reply end as it did."""
-        for record in tuple(self._open):
-            record.code, record.reason = code, reason
-            self.end_request(record)
+        for timeline in tuple(self._open):
+            timeline.code, timeline.reason = code, reason
+            self.end_timeline(timeline)
         self.ended_at = time.monotonic()
         self.code, self.reason = code, reason
-        if self.request is not None:
-            self.request.ended_at = self.ended_at
-            self.request.code, self.request.reason = code, reason
-            self.sent_bytes += self.request.sent_bytes
-        self._report(self, self.request)
+        if self.timeline is not None:
+            self.timeline.ended_at = self.ended_at
+            self.timeline.code, self.timeline.reason = code, reason
+            self.sent_bytes += self.timeline.sent_bytes
+        self._report(self, self.timeline)

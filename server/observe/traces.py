@@ -90,18 +90,18 @@ class Traces:
         """Starts the span of a request of a stream."""
         return self._tracer.start_span("request", set_span_in_context(call, Context()))
 
-    def ended(self, call: CallRecord, request: Timeline | None) -> None:
+    def ended(self, call: CallRecord, timeline: Timeline | None) -> None:
         """Makes the spans of a call that has ended, or of a request of a stream that has."""
         if call.span is None:
             return
         values: dict[str, Any] = {}
-        if request is not None:
-            self._stages(call, request)
-            if request.model:
-                values = {"attention.model": request.model, "attention.version": request.version}
-                values |= {"attention.sequences": request.sequences or ""}
-                values |= {"attention.rows": request.rows or ""}
-        subject = call.subject(request)
+        if timeline is not None:
+            self._stages(call, timeline)
+            if timeline.model:
+                values = {"attention.model": timeline.model, "attention.version": timeline.version}
+                values |= {"attention.sequences": timeline.sequences or ""}
+                values |= {"attention.rows": timeline.rows or ""}
+        subject = call.subject(timeline)
         values |= {"rpc.response.status_code": subject.code, "attention.reason": subject.reason}
         if subject is call:
             values |= {"rpc.system.name": "grpc", "rpc.method": call.method, **self._server}
@@ -113,19 +113,19 @@ class Traces:
         subject.span.set_attributes({name: value for name, value in values.items() if value != ""})
         subject.span.end(call.since_1970(subject.ended_at))
 
-    def _stages(self, call: CallRecord, request: Timeline) -> None:
+    def _stages(self, call: CallRecord, timeline: Timeline) -> None:
         """The spans below that of a request."""
-        context = set_span_in_context(request.span, Context())
+        context = set_span_in_context(timeline.span, Context())
 
         def add(name: str, start: float, end: float, **options: Any) -> Span:
             span = self._tracer.start_span(name, context, start_time=call.since_1970(start), **options)
             span.end(call.since_1970(max(start, end)))
             return span
 
-        for name, start, end in request.stages():
+        for name, start, end in timeline.stages():
             if name != "run":
                 add(name, start, end)
-        for run in request.runs:
+        for run in timeline.runs:
             if run.reference is None:
                 computed = run.rows + run.padding
                 values = {
@@ -137,11 +137,11 @@ class Traces:
                     "attention.rows": run.rows,
                     "attention.padding_share": round(run.padding / computed, 4) if computed else 0.0,
                 }
-                links = [Link(reference) for reference in run.requests] if run.is_shared else []
+                links = [Link(reference) for reference in run.span_contexts] if run.is_shared else []
                 span = add("run", run.started_at, run.ended_at, attributes=values, links=links)
                 run.reference = span.get_span_context()
             if run.is_shared:
-                request.span.add_link(run.reference)
+                timeline.span.add_link(run.reference)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Sends what is queued; gives up after a time. May be called more than once.

@@ -119,7 +119,7 @@ class Application:
             repository,
             settings.limits,
             metrics.events,
-            awake_seconds=settings.awake_seconds,
+            spin_seconds=settings.spin_seconds,
             parallel_runs=settings.device.parallel_runs,
             context_folder=settings.context_folder,
         )

@@ -92,7 +92,7 @@ class Audit(PeriodicThread):
         self._interval = self._countdown = 1 / fraction
         self._random = np.random.default_rng()
         self._samples, self._lock = deque[Sample](), threading.Lock()
-        engine.sample = self.take
+        engine.on_run_completed = self.take
         super().__init__("audit", self.audit_next, POLL_SECONDS)
 
     def take(

@@ -167,7 +167,9 @@ def _problem(details: ErrorDetails, options: Options) -> str:
     name = str(details["loc"][0])
     if details["type"] == "missing":
         return f"{_flag(name)} is required; {_variable(name)} and {name} in a TOML file set it too"
-    _, source = options.get(name, (None, _flag(name)))  # a default may be invalid beside another option
+    _, source = options.get(
+        name, (None, _flag(name))
+    )  # a default may be invalid in combination with another option
     if len(source) > MAX_SHOWN:
         source = f"{source[:MAX_SHOWN]}..."
     if name not in Settings.model_fields:

@@ -22,7 +22,7 @@ Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 Address: TypeAlias = int | str
 """One end of a connection: a TCP port, or the path of a Unix domain socket, which is empty for a client."""
 OK = grpc.StatusCode.OK
-NOT_READ = "the caller did not read what was sent to it in time"
+SLOW_READER_MESSAGE = "the caller did not read what was sent to it in time"
 # The reason of such calls, which is not sent: their callers would not read it.
 SLOW_READER = "SLOW_READER"
 # How often the calls are looked through for one that has waited for too long, in seconds.
@@ -49,14 +49,14 @@ class Call(Task, ABC):
         caller: The same, for shares of runs and for stored contexts.
         account: What the identity holds of the memory of requests; None without authentication.
         record: What is recorded of the call; None if nothing is.
-        ended_with: The status that was handed over, or that the call was cancelled with; None before. The
+        status_code: The status that was handed over, or that the call was cancelled with; None before. The
             call takes no reply any more. It is done when that status was sent.
         reason: The stable reason that the call was ended with, such as OVERLOADED; empty if there is none.
         is_done: Whether the core is done with the call: the caller's windows had room for all that was sent,
             the status included, or the call was cancelled. What is sent is in memory until then.
         receives_no_more: Whether `stop_receiving` was called.
-        latest: When the present wait has taken too long; infinite if it may take any time.
-        expired: Is called with the call if it does.
+        wait_deadline: When the present wait has taken too long; infinite if it may take any time.
+        on_wait_timeout: Is called with the call if it does.
         transport: What the call arrived by.
     """
 
@@ -65,11 +65,11 @@ class Call(Task, ABC):
     caller: Caller = ANYONE
     account: Account | None = None
     record: CallRecord | None = None
-    ended_with: grpc.StatusCode | None = None
+    status_code: grpc.StatusCode | None = None
     reason = ""
     is_done = receives_no_more = False
-    latest = math.inf
-    expired: "Callable[[Call], object]"
+    wait_deadline = math.inf
+    on_wait_timeout: "Callable[[Call], object]"
     transport: "Transport"
     method: str
     metadata: Metadata
@@ -86,17 +86,16 @@ class Call(Task, ABC):
     def authentication(self) -> Mapping[str, Sequence[bytes]]:
         """What the core knows of the peer: its authentication context. Before the call is done."""
 
-    @property
-    def request_id(self) -> str:
-        """What the log and the caller know the call by: see `server.observe.records`.
+    def ensure_request_id(self) -> str:
+        """What the log and the caller know the call by: see `server.observe.records`. Makes one if needed.
 
-        It is sent with the status if the caller sent it, if the call failed, and if it was read before.
+        It is sent with the status if the caller sent it, if the call failed, and if it was made before.
         """
-        self._request_id = self.known_request_id or new_request_id()
+        self._request_id = self.request_id or new_request_id()
         return self._request_id
 
     @property
-    def known_request_id(self) -> str:
+    def request_id(self) -> str:
         """The same; empty if the caller sent none and none was made."""
         if not self._request_id:
             self._request_id = sent_request_id(self.metadata)
@@ -105,7 +104,7 @@ class Call(Task, ABC):
     @coroutine
     def message(self) -> Generator[Wait, Any, bytes | None]:
         """Waits for the next message; None if there are no more."""
-        if self.receives_no_more or self.ended_with is not None:
+        if self.receives_no_more or self.status_code is not None:
             return None
         self._awaits_message = True
         self._receive()
@@ -124,12 +123,12 @@ class Call(Task, ABC):
             message: The serialized message.
             more: Whether the next message follows at once, so that both may be written together.
         """
-        if self.ended_with is not None:
+        if self.status_code is not None:
             return
-        self.limit_wait(self.transport.send_timeout_seconds, Call.cut_off)
+        self.set_wait_timeout(self.transport.send_timeout_seconds, Call.abort_slow_reader)
         await self._send(message, more=more)
-        if self.ended_with is None:  # otherwise the status, which follows the message, is not sent yet
-            self.latest = math.inf
+        if self.status_code is None:  # otherwise the status, which follows the message, is not sent yet
+            self.wait_deadline = math.inf
 
     def finish(
         self,
@@ -150,27 +149,27 @@ class Call(Task, ABC):
             reason: The stable reason, for metrics; it is not sent.
             message: A last message that is sent before.
         """
-        if self.ended_with is not None:
+        if self.status_code is not None:
             return
-        self.ended_with, self.reason = code, reason
-        self.limit_wait(self.transport.send_timeout_seconds, Call.cut_off)
+        self.status_code, self.reason = code, reason
+        self.set_wait_timeout(self.transport.send_timeout_seconds, Call.abort_slow_reader)
         if code is not OK or self._request_id or sent_request_id(self.metadata):
-            trailing = (*trailing, (REQUEST_ID, self.request_id))
+            trailing = (*trailing, (REQUEST_ID, self.ensure_request_id()))
         self._send_status(code, details, trailing, message)
 
-    def limit_wait(self, seconds: float, expired: "Callable[[Call], object]") -> None:
-        """Calls back unless `latest` is set again within that many seconds, a tenth more or less.
+    def set_wait_timeout(self, seconds: float, on_wait_timeout: "Callable[[Call], object]") -> None:
+        """Calls back unless `wait_deadline` is set again within that many seconds, a tenth more or less.
 
         Args:
             seconds: How long the wait may take; 0 sets no limit.
-            expired: Called with the call if it takes longer.
+            on_wait_timeout: Called with the call if it takes longer.
         """
-        self.latest = self.transport.now + seconds if seconds else math.inf
-        self.expired = expired
+        self.wait_deadline = self.transport.now + seconds if seconds else math.inf
+        self.on_wait_timeout = on_wait_timeout
 
-    def cut_off(self) -> None:
-        """The caller did not take what was sent to it."""
-        self.ended_with, self.reason = grpc.StatusCode.UNAVAILABLE, SLOW_READER
+    def abort_slow_reader(self) -> None:
+        """Ends the call, because its caller did not take what was sent to it."""
+        self.status_code, self.reason = grpc.StatusCode.UNAVAILABLE, SLOW_READER
         self.abort()
 
     @abstractmethod
@@ -195,12 +194,12 @@ class Call(Task, ABC):
         """A message arrived. It is dropped if the call no longer waits for one."""
         if self._awaits_message:
             self._awaits_message = False
-            self.resume(None if self.ended_with is not None else message)
+            self.resume(None if self.status_code is not None else message)
 
-    def serve(self) -> None:
+    def start(self) -> None:
         """Begins to serve the call, which has arrived."""
         self.transport.calls.add(self)
-        self._coroutine = self.transport.serve(self)
+        self._coroutine = self.transport.handler(self)
         self.resume()
 
     def _end(self, _event: object = None) -> None:
@@ -208,14 +207,14 @@ class Call(Task, ABC):
         if self.is_done:
             return
         self.is_done = True
-        if self.ended_with is None:
-            self.ended_with = grpc.StatusCode.CANCELLED
+        if self.status_code is None:
+            self.status_code = grpc.StatusCode.CANCELLED
         self.transport.calls.discard(self)
         self.close()
 
 
 # Serves a new call.
-Serve: TypeAlias = Callable[[Call], Coroutine[Wait, Any, None]]
+CallHandler: TypeAlias = Callable[[Call], Coroutine[Wait, Any, None]]
 
 
 class Transport(ABC):
@@ -227,10 +226,10 @@ class Transport(ABC):
         calls: The calls that are open now.
         now: When the transport's thread last looked for work, on `time.monotonic`'s clock. It does so ten
             times a second, unless something holds it up.
-        serve: Serves a new call.
+        handler: Serves a new call.
     """
 
-    serve: Serve
+    handler: CallHandler
 
     def __init__(self, send_timeout_seconds: float) -> None:
         self.addresses: list[Address] = []
@@ -256,11 +255,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def start(self, serve: Serve, run_inline: Callable[[], bool]) -> None:
+    def start(self, handler: CallHandler, run_inline: Callable[[], bool]) -> None:
         """Begins to accept calls.
 
         Args:
-            serve: Serves a new call.
+            handler: Serves a new call.
             run_inline: Does a piece of work, and returns whether to look for events and call it again without
                 sleeping. A transport may call it on its own thread whenever it has no event to handle, or
                 never.
@@ -284,6 +283,6 @@ class Transport(ABC):
     def sweep(self, now: float) -> None:
         """Ends the waits that have taken too long."""
         self.now = now
-        for call in [call for call in self.calls if call.latest < now]:
-            call.latest = math.inf
-            call.expired(call)
+        for call in [call for call in self.calls if call.wait_deadline < now]:
+            call.wait_deadline = math.inf
+            call.on_wait_timeout(call)

@@ -19,12 +19,12 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stub
 from attention_serving.server.coroutines import Callback, suspend
 from attention_serving.server.transport.call import (
     CORE_TIMEOUT_SECONDS,
-    NOT_READ,
     OK,
+    SLOW_READER_MESSAGE,
     SWEEP_SECONDS,
     Call,
+    CallHandler,
     Metadata,
-    Serve,
     Transport,
     deadline_after,
 )
@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 ACCEPT_AHEAD = 32
 # Number of events handled in a row before other work is done, even if more events are ready.
 EVENTS_PER_TURN = 128
-# More bytes of metadata than the core accepts, and how many entries are not worth adding up.
-MAX_METADATA, FEW_METADATA = 1 << 15, 8
+# Calls with more bytes of metadata are served without it. The sizes of so few entries are not added up.
+MAX_METADATA_BYTES, UNCHECKED_METADATA_ENTRIES = 1 << 15, 8
 NO_FLAGS = 0
 WITHOUT_XDS = False
 # A deadline on the clock of `time.time` that makes a poll return at once.
 AT_ONCE = 0.0
 # How long the thread waits for an event at most. Without an open call, nothing else can wake it.
 IDLE_SECONDS = 0.05
-# The end of a call is watched once it is as old as this, in seconds, or twice: by then most are answered.
+# Calls older than one to two times this many seconds get a close notification: by then most are answered.
 WATCH_AFTER_SECONDS = 0.01
 
 
@@ -59,7 +59,7 @@ class CompletionQueueCall(Call):
         details, metadata = event.call_details, event.invocation_metadata
         self.method = details.method.decode("utf-8", "replace")
         self.deadline = deadline_after(details.deadline - time.time())
-        self.metadata = _limit_metadata(metadata) if len(metadata) > FEW_METADATA else metadata
+        self.metadata = _limit_metadata(metadata) if len(metadata) > UNCHECKED_METADATA_ENTRIES else metadata
         self.transport = transport
         self._call = event.call
 
@@ -85,12 +85,12 @@ class CompletionQueueCall(Call):
             callback()
             return
         transport.post(callback)
-        if self.ended_with is None and not transport.is_woken:
-            transport.is_woken = True
+        if self.status_code is None and not transport.wakeup_pending:
+            transport.wakeup_pending = True
             try:  # a batch of no operations has no effect except that its event wakes the transport's thread
                 self._call.start_server_batch((), transport.run_posted)
             except Exception:  # the thread looks by itself within IDLE_SECONDS
-                transport.is_woken = False
+                transport.wakeup_pending = False
                 log.exception("the transport's thread was not woken")
 
     def _receive(self) -> None:
@@ -113,7 +113,7 @@ class CompletionQueueCall(Call):
 
     def abort(self) -> None:
         """See `Call`."""
-        self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], NOT_READ)
+        self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], SLOW_READER_MESSAGE)
 
     def _send_status(
         self, code: grpc.StatusCode, details: str, trailing: Metadata, message: bytes | None
@@ -141,7 +141,7 @@ class CompletionQueueTransport(Transport):
 
     Attributes:
         thread: The identifier of the transport's thread.
-        is_woken: Whether an event is on its way for the callbacks that were posted.
+        wakeup_pending: Whether an event is on its way for the callbacks that were posted.
     """
 
     def __init__(self, options: Mapping[str, int], send_timeout_seconds: float = 0) -> None:
@@ -153,7 +153,7 @@ class CompletionQueueTransport(Transport):
         """
         super().__init__(send_timeout_seconds)
         self.thread = 0
-        self.is_woken = False
+        self.wakeup_pending = False
         self._posted: deque[Callback] = deque()
         # Calls whose end is not watched yet: those since the last look at them, and those before.
         self._new: list[CompletionQueueCall] = []
@@ -180,9 +180,9 @@ class CompletionQueueTransport(Transport):
         self.addresses.append(listening_address(address, port))
         return port
 
-    def start(self, serve: Serve, run_inline: Callable[[], bool]) -> None:
+    def start(self, handler: CallHandler, run_inline: Callable[[], bool]) -> None:
         """See `Transport`. `run_inline` is called whenever no event is ready."""
-        self.serve, self._run_inline = serve, run_inline
+        self.handler, self._run_inline = handler, run_inline
         self._server.start()
         for _ in range(ACCEPT_AHEAD):
             self._server.request_call(self._queue, self._queue, self._called)
@@ -213,7 +213,7 @@ class CompletionQueueTransport(Transport):
 
     def run_posted(self, _event: object = None) -> None:
         """Calls back what was posted until now."""
-        self.is_woken = False  # first: what is posted from now on wakes the thread again
+        self.wakeup_pending = False  # first: what is posted from now on wakes the thread again
         for _ in range(len(self._posted)):
             try:
                 self._posted.popleft()()
@@ -233,7 +233,7 @@ class CompletionQueueTransport(Transport):
             pass
         call = CompletionQueueCall(event, self)
         self._new.append(call)
-        call.serve()
+        call.start()
 
     def _run(self) -> None:
         self.thread = threading.get_ident()
@@ -256,7 +256,7 @@ class CompletionQueueTransport(Transport):
             self._socket_queue.poll()
 
     def _work(self) -> bool:
-        """Does what is due beside events; returns whether the thread must not sleep."""
+        """Does what is due other than events; returns whether the thread must not sleep."""
         self.now = now = time.monotonic()
         try:
             if self._posted:
@@ -287,7 +287,7 @@ def _limit_metadata(metadata: Metadata) -> Metadata:
     all the same: 12 KB that refer 12,000 times to one header of 4 KB arrive as 16 MB of texts.
     """
     size = sum(len(key) + len(value) for key, value in metadata)
-    return () if size > MAX_METADATA else metadata
+    return () if size > MAX_METADATA_BYTES else metadata
 
 
 def _ignore(_event: Any) -> None:

@@ -25,8 +25,8 @@ from attention_serving.server.transport.call import (
     CORE_TIMEOUT_SECONDS,
     SWEEP_SECONDS,
     Call,
+    CallHandler,
     Metadata,
-    Serve,
     Transport,
     deadline_after,
 )
@@ -150,9 +150,9 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
         self.addresses.append(listening_address(address, port))
         return port
 
-    def start(self, serve: Serve, run_inline: Callable[[], bool]) -> None:  # noqa: ARG002
+    def start(self, handler: CallHandler, run_inline: Callable[[], bool]) -> None:  # noqa: ARG002
         """See `Transport`. `run_inline` is never called."""
-        self.serve = serve
+        self.handler = handler
         self.thread.start()
         self._server.start()
 
@@ -189,7 +189,7 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
         self._posted.put(callback)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
-        """The handler of every method: messages as bytes, in both directions. `serve` decides which exist."""
+        """The handler of every method: bytes in both directions. `handler` decides which methods exist."""
         return grpc.stream_stream_rpc_method_handler(partial(self._serve, handler_call_details.method))
 
     def _serve(
@@ -197,7 +197,7 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
     ) -> Iterator[bytes]:
         """Hands a new call to the transport's thread. Runs on the call's own thread until the call ends."""
         call = ThreadedCall(method, requests, context, self)
-        self.post(call.serve)
+        self.post(call.start)
         if not context.add_callback(call.closed):
             call.closed()
         yield from call.messages()

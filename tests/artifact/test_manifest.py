@@ -56,6 +56,8 @@ CHANGES: dict[str, tuple[str, Edit]] = {
     "axis-derived-by-stride-0": ("derived_axes.more.stride", derived_axis(axis="query_length", stride=0)),
     "axis-derived-by-a-large-scale": ("scale", derived_axis(axis="query_length", scale=10**9)),
     "axis-of-an-input-derived": ("query_length", derived_axis("query_length", axis="query_length")),
+    "weights-of-no-output": ("attention_weights", lambda m: m.update(attention_weights="other")),
+    "weights-of-other-axes": ("attention_weights", lambda m: m.update(attention_weights="context_vectors")),
     "hash-of-a-file-outside": ("files", lambda m: m["files"].update({"../x": "0"})),
 }
 

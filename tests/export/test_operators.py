@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attention_serving.export import ExportError, export_module
-from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.in_process import InProcessModel
 
 AXES = {"x": {0: "batch", 1: "sequence"}}
@@ -29,6 +29,7 @@ class Computes(nn.Module):
         super().__init__()
         self.layers, self.function, self.kept = nn.ModuleList(layers), function, kept
         self.queries = nn.Parameter(torch.randn(1, 3, WIDTH))
+        self.tables: dict[int, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
@@ -83,6 +84,20 @@ def growing_table(module: Computes, x: Tensor) -> Tensor:
     return x * module.kept[: x.size(1), None]
 
 
+def tables_by_length(module: Computes, x: Tensor) -> Tensor:
+    if x.shape[1] not in module.tables and module.kept is not None:
+        module.tables[x.shape[1]] = torch.arange(x.shape[1])[:, None] * module.kept.item()
+    return x + module.tables[x.shape[1]]
+
+
+def view_of_a_layer(module: Computes, x: Tensor) -> Tensor:
+    """What the layer returns in four rows can be viewed as a sequence if its fused operator computed it."""
+    rows = F.pad(x, (0, 0, 0, -x.shape[1] % 4)).reshape(-1, 4, WIDTH)
+    rows = module.layers[0](rows, rows, rows, need_weights=False)[0]
+    viewed: Tensor = rows.view(len(x), -1, WIDTH)[:, : x.shape[1]]
+    return viewed
+
+
 def flexible(module: Computes, x: Tensor) -> Tensor:
     rows, length = x.reshape(*x.shape[:2], 2, 4).transpose(1, 2), x.shape[1]
     mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 5), None, None, length, length, "cpu")
@@ -109,6 +124,9 @@ FORMS = {
     ),
     "kept mask": lambda: Computes(kept_mask),
     "growing table": lambda: Computes(growing_table, kept=torch.arange(8.0).sin()),
+    "tables by length": lambda: Computes(tables_by_length, kept=torch.tensor(0.25)),
+    "view of a layer": lambda: Computes(view_of_a_layer, nn.MultiheadAttention(WIDTH, 2, batch_first=True)),
+    "strides": lambda: Computes(lambda module, x: module.layers[0](x.mT).mT, nn.Conv1d(WIDTH, 3, 3, 4, 1)),
     "half of the keys": lambda: Computes(half_of_the_keys),
     "flexible": lambda: Computes(flexible),
 }
@@ -124,7 +142,38 @@ def test_a_module_is_served_as_it_is(form: str, tmp_path: Path) -> None:
     served = model.submit({"x": [x.numpy() for x in rows]}).result().outputs["context_vectors"]
     model.close()
     for x, result in zip(rows, served, strict=True):
-        np.testing.assert_allclose(result, module(x[None])[0].detach(), rtol=1e-4, atol=1e-5)
+        with torch.inference_mode():
+            np.testing.assert_allclose(result, module(x[None])[0], rtol=1e-4, atol=1e-5)
+
+
+class ReadsColumns(nn.Module):
+    """Two columns of ids, each with an embedding, and rows of which flags show some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.colours, self.sizes = nn.Embedding(5, WIDTH), nn.Embedding(9, WIDTH)
+
+    def forward(self, columns: Tensor, x: Tensor, shown: Tensor) -> Tensor:
+        query = self.colours(columns[:, 0]) + self.sizes(columns[:, 1])
+        scores = (x @ query[:, :, None])[..., 0].masked_fill(~shown, float("-inf"))
+        pooled: Tensor = (scores.softmax(1)[..., None] * x).sum(1)
+        return pooled
+
+
+def test_columns_of_ids_have_ranges_and_flags_show_a_row_of_each_sequence(tmp_path: Path) -> None:
+    example = {
+        "columns": torch.tensor([[0, 8], [1, 2]]), "x": torch.randn(2, 3, WIDTH),
+        "shown": torch.ones(2, 3, dtype=torch.bool),
+    }  # fmt: skip
+    module = ReadsColumns()
+    export_module(module, example, out=tmp_path, name="m", max_length=LONGEST)
+    model = InProcessModel.load(tmp_path, "m", parallel_runs=1)
+    inputs = {name: [*values.numpy()] for name, values in example.items()}
+    served = model.submit(inputs).result().outputs["context_vectors"]
+    np.testing.assert_allclose(np.stack(served), module(**example).detach(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InvalidRequestError, match="columns: contains id 6; ids must be between 0 and 4"):
+        model.submit(inputs | {"columns": [np.array([6, 6])] * 2}).result()
+    model.close()
 
 
 def test_lengths_are_multiples_if_a_module_takes_no_others(tmp_path: Path) -> None:
@@ -172,7 +221,13 @@ REFUSALS = {
         Computes(lambda module, x: module.layers[0](x)[0], nn.LSTM(WIDTH, 6, proj_size=3, batch_first=True)),
         "ONNX has no LSTM with proj_size: use a Linear after it, at ",
     ),
-    "list": (Computes(repeats_a_list), "fixes the size of .* a Python list"),
+    "packed": (
+        Computes(
+            lambda module, x: nn.utils.rnn.pack_padded_sequence(x, torch.ones(len(x)), batch_first=True).data
+        ),
+        "ONNX has no packed sequences: .*, at ",
+    ),
+    "list": (Computes(repeats_a_list), r"fixes the size of an axis.*test_operators.py:\d+: .* a Python list"),
 }
 
 

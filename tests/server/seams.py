@@ -44,7 +44,7 @@ PATIENCE_SECONDS = 30
 MESSAGE = "what the runtime said"
 Tap = Callable[[dict[str, Array]], None]
 # A second that no sequence adds to: to run together always gains.
-SAME_FOR_ALL = RunCost(call=1, row=0, pair=0)
+SAME_FOR_ALL = RunCost(fixed=1, row=0, pair=0)
 
 
 class Tapped(Session):
@@ -150,8 +150,8 @@ class Recorder(EventLog):
 
     @property
     def answered(self) -> list[str]:
-        assert all(seconds >= 0 for run in self.runs for seconds in run.answered)
-        return [run.model for run in self.runs for _ in run.answered]
+        assert all(seconds >= 0 for run in self.runs for seconds in run.latencies)
+        return [run.model for run in self.runs for _ in run.latencies]
 
     @property
     def terminated(self) -> list[str]:
@@ -206,7 +206,7 @@ def outcome(request: Request) -> Result:
     ended = threading.Event()
     wait(request, ended.set)
     assert ended.wait(PATIENCE_SECONDS)
-    return request.result()
+    return request.take_result()
 
 
 def wait_until(condition: Callable[[], object]) -> None:

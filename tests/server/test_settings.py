@@ -14,7 +14,7 @@ from attention_serving.server.errors import ServerError
 from attention_serving.server.process import application
 from attention_serving.server.process.command_line import create_command, unknown_variables
 from attention_serving.server.security.tls import TlsFiles
-from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
+from attention_serving.server.settings import SECTIONS, SPIN_SECONDS, Settings
 from attention_serving.server.transport.create import channel_options
 from tests.server.engine.run.test_session import WITHOUT_CUDA
 
@@ -217,8 +217,8 @@ def test_options_reach_the_engine_and_the_core() -> None:
 
 def test_the_lowest_latency_keeps_threads_awake_if_there_are_several() -> None:
     one, two = (settings("--latency=lowest", f"--threads={threads}") for threads in (1, 2))
-    assert (two.device.spins, two.awake_seconds, one.awake_seconds) == (True, AWAKE_SECONDS, 0)
-    assert (settings().device.spins, settings().awake_seconds) == (False, 0)
+    assert (two.device.spins, two.spin_seconds, one.spin_seconds) == (True, SPIN_SECONDS, 0)
+    assert (settings().device.spins, settings().spin_seconds) == (False, 0)
 
 
 def test_the_memory_of_the_device_bounds_the_runs_on_it() -> None:

@@ -53,7 +53,7 @@ def submitted(engine: Engine, model: LoadedModel, request: DecodedRequest) -> "F
         with suppress(InvalidStateError):  # it was cancelled
             try:
                 try:
-                    result = await engine.run(validated, reservation)
+                    result = await engine.submit_and_wait(validated, reservation)
                 finally:
                     reservation.release()
             except EngineError as error:

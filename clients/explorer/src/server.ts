@@ -9,7 +9,8 @@ export interface Model {
   state: string;
   accepts_text: boolean;
   num_heads?: number;
-  outputs: { name: string }[];
+  /** The output with attention weights; empty if there is none. */
+  attention_weights: string;
   attention_patterns: Pattern[];
 }
 
@@ -41,7 +42,7 @@ export function isDrawn(model: Model): boolean {
 }
 
 export function hasWeights(model: Model): boolean {
-  return model.state === "STATE_READY" && model.outputs.some(({ name }) => name === "attention_weights");
+  return model.state === "STATE_READY" && model.attention_weights !== "";
 }
 
 /** The models that the token may read. */

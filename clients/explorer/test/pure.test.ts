@@ -135,7 +135,7 @@ const MODEL: Model = {
   version: "1",
   state: "STATE_READY",
   accepts_text: true,
-  outputs: [],
+  attention_weights: "attention_weights",
   attention_patterns: [],
 };
 

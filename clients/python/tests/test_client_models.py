@@ -7,7 +7,11 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 
 
 def test_every_field_is_read():
-    axes = [pb.Axis(name="batch"), pb.Axis(name="length", max_length=512), pb.Axis(size=768)]
+    axes = [
+        pb.Axis(name="batch"),
+        pb.Axis(name="length", max_length=512, length_multiple=8),
+        pb.Axis(size=768),
+    ]
     found = ModelInfo.from_proto(
         pb.Model(
             name="m",
@@ -21,7 +25,8 @@ def test_every_field_is_read():
     )
     query = TensorInfo("query", "float32", ("batch", "length", 768), optional=False)
     assert (found.name, found.state, found.inputs) == (
-        "m", "ready", (dataclasses.replace(query, max_lengths={"length": 512}),),
+        "m", "ready",
+        (dataclasses.replace(query, max_lengths={"length": 512}, length_multiples={"length": 8}),),
     )  # fmt: skip
     assert (found.parity, found.cost) == (ParityInfo(1e-4, 1e-5, 2e-7), CostInfo(1, 2, 3))
     assert found.text_encoder == EncoderInfo(2, 32, False, (8,), ("query",), "", False)  # noqa: FBT003

@@ -29,6 +29,10 @@ export interface TensorInfo {
   readonly optional: boolean;
   /** Largest sizes that the model accepts, by the name of the axis. */
   readonly maxLengths: Readonly<Record<string, number>>;
+  /** Smallest sizes that the model accepts, by the name of the axis. */
+  readonly minLengths: Readonly<Record<string, number>>;
+  /** What sizes must be a multiple of, by the name of the axis. */
+  readonly lengthMultiples: Readonly<Record<string, number>>;
 }
 
 /** The tolerance to eager PyTorch: |served - eager| <= absolute + relative * |eager|. */
@@ -64,7 +68,7 @@ export interface ModelInfo {
   readonly description: string;
   readonly inputs: readonly TensorInfo[];
   readonly outputs: readonly TensorInfo[];
-  /** Undefined for a module without attention heads. */
+  /** Undefined for a module without attention weights. */
   readonly numHeads: number | undefined;
   /** Whether a query row cannot attend to keys after its own position. */
   readonly causal: boolean;
@@ -82,6 +86,8 @@ export interface ModelInfo {
    * model is not ready.
    */
   readonly digest: string;
+  /** Name of the output with attention weights, which `returnWeights` returns; empty if there is none. */
+  readonly attentionWeights: string;
 }
 
 export function modelInfo(model: Model): ModelInfo {
@@ -111,6 +117,7 @@ export function modelInfo(model: Model): ModelInfo {
     provider: model.provider,
     attentionPatterns: model.attentionPatterns.map(({ causal, window }) => ({ causal, window })),
     digest: model.digest,
+    attentionWeights: model.attentionWeights,
   };
 }
 
@@ -120,12 +127,17 @@ function stateName(state: State): ModelInfo["state"] {
 }
 
 function tensorInfo({ name, dataType, axes, optional }: Tensor): TensorInfo {
-  const limited = axes.filter((axis) => axis.maxLength > 0n);
+  const limits = (limit: "maxLength" | "minLength" | "lengthMultiple") =>
+    Object.fromEntries(
+      axes.filter((axis) => axis[limit] > 0n).map((axis) => [axis.name, Number(axis[limit])]),
+    );
   return {
     name,
     dataType: DATA_TYPES[dataType] ?? "unknown",
     axes: axes.map((axis) => axis.name || Number(axis.size)),
     optional,
-    maxLengths: Object.fromEntries(limited.map((axis) => [axis.name, Number(axis.maxLength)])),
+    maxLengths: limits("maxLength"),
+    minLengths: limits("minLength"),
+    lengthMultiples: limits("lengthMultiple"),
   };
 }

@@ -1100,6 +1100,8 @@ class Axis(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    MIN_LENGTH_FIELD_NUMBER: _builtins.int
+    LENGTH_MULTIPLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Symbolic name, such as "batch" or "query_length"; empty for a fixed axis."""
     size: _builtins.int
@@ -1108,16 +1110,22 @@ class Axis(_message.Message):
     """Largest size of a symbolic axis that the model accepts; 0 if the model sets
     no limit. The server's own limits apply in addition.
     """
+    min_length: _builtins.int
+    """Smallest size of a symbolic axis that the model accepts; 0 for 1."""
+    length_multiple: _builtins.int
+    """What every size of a symbolic axis must be a multiple of; 0 for any size."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         size: _builtins.int = ...,
         max_length: _builtins.int = ...,
+        min_length: _builtins.int = ...,
+        length_multiple: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_length", b"max_length", "name", b"name", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length_multiple", b"length_multiple", "max_length", b"max_length", "min_length", b"min_length", "name", b"name", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1388,6 +1396,7 @@ class Model(_message.Message):
     ATTENTION_PATTERNS_FIELD_NUMBER: _builtins.int
     TEXT_CLASSIFIER_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    ATTENTION_WEIGHTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -1399,7 +1408,7 @@ class Model(_message.Message):
     description: _builtins.str
     """A description in one line."""
     num_heads: _builtins.int
-    """Number of attention heads, H. Absent for a non-attention module."""
+    """Number of attention heads, H. Absent for a module without attention weights."""
     causal: _builtins.bool
     """Whether a query row attends only to keys up to its own position."""
     accepts_text: _builtins.bool
@@ -1412,9 +1421,16 @@ class Model(_message.Message):
     """SHA-256, in hexadecimal digits, of the artifact's manifest, which has the hashes
     of all its files: it identifies what is served. Empty if the model is not ready.
     """
+    attention_weights: _builtins.str
+    """Name of the output with attention weights, which return_weights returns; empty
+    if there is none.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
-        """Inputs; a request may omit those marked optional."""
+        """Inputs; a request may omit those marked optional. key_lengths, query_lengths and
+        <axis>_lengths are for padded tensors in the Open Inference Protocol: requests of
+        this API have no padding.
+        """
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
@@ -1465,10 +1481,11 @@ class Model(_message.Message):
         attention_patterns: _abc.Iterable[Global___AttentionPattern] | None = ...,
         text_classifier: Global___TextClassifier | None = ...,
         digest: _builtins.str = ...,
+        attention_weights: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "attention_patterns", b"attention_patterns", "causal", b"causal", "cost", b"cost", "description", b"description", "digest", b"digest", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "attention_patterns", b"attention_patterns", "attention_weights", b"attention_weights", "causal", b"causal", "cost", b"cost", "description", b"description", "digest", b"digest", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
     _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -13,12 +13,24 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import requests, responses
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import code_of
-from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import Method, find_model, of_names, of_service, parse, permitted
+from attention_serving.server.api.inference import InferenceMethod
+from attention_serving.server.api.method import (
+    Method,
+    control_method,
+    control_methods,
+    filter_permitted,
+    find_model,
+    parse,
+)
 from attention_serving.server.api.tensors import Allowance, ReplyTemplate
-from attention_serving.server.api.wire import Parsed, copy_fields, encode_field, leading_text, reader
+from attention_serving.server.api.wire import Parsed, copy_fields, encode_field, leading_text, make_parser
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, context_id, joined, projected_inputs
+from attention_serving.server.engine.contexts import (
+    DEFAULT_TTL_SECONDS,
+    context_id,
+    join_tensors,
+    projected_inputs,
+)
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import (
     EngineError,
@@ -29,7 +41,7 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Request
-from attention_serving.server.engine.requests.validation import encode_texts
+from attention_serving.server.engine.requests.validation import tokenize_texts
 from attention_serving.server.engine.types import (
     CONTEXT_BYTES,
     Array,
@@ -47,15 +59,28 @@ MAX_ID_BYTES = 1024
 RESPONSE = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 # Contexts in a page at most, and digits of a token.
 MAX_PAGE, MAX_TOKEN = 1000, 20
-# What is to be stored: the model of the repository, the context without its tensors, what makes them of the
-# outputs of a run, and the request that runs; None if the context is stored already.
-Put: TypeAlias = "tuple[LoadedModel, Context, Callable[..., dict[str, Array]], Request | None]"
 
 
-class Attend(Inference):
+class PreparedContext(NamedTuple):
+    """A context that is to be stored.
+
+    Attributes:
+        model: The model of the repository.
+        context: The context, without its tensors.
+        make_tensors: Makes them of the outputs of the run.
+        request: The request that runs; None if the context is stored already.
+    """
+
+    model: LoadedModel
+    context: Context
+    make_tensors: Callable[..., dict[str, Array]]
+    request: Request | None
+
+
+class Attend(InferenceMethod):
     """Computes the context vectors of one request."""
 
-    kind: ClassVar[Any] = pb.AttendRequest
+    message_type: ClassVar[Any] = pb.AttendRequest
     paths = requests.PATHS
     is_slow = staticmethod(requests.is_slow)
 
@@ -64,7 +89,7 @@ class Attend(Inference):
         if name or not parsed.message.text.return_labels:
             return name
         models = [model for model in self._engine.repository.loaded_models if model.classifier]
-        names = {model.name for model in permitted(models, call, Right.INFER)}
+        names = {model.name for model in filter_permitted(models, call, Right.INFER)}
         if len(names) != 1:
             raise InvalidRequestError("model_name", f"is required: {len(names)} text classifiers are ready")
         return names.pop()
@@ -74,36 +99,40 @@ class Attend(Inference):
     ) -> tuple[DecodedRequest, ReplyTemplate]:
         if (size := len(parsed.id.encode())) > MAX_ID_BYTES:
             raise LimitExceededError("id", f"has {size} bytes; the limit is {MAX_ID_BYTES}")
-        message, wire = parsed.message, requests.output_type(parsed.message)
+        message, datatype = parsed.message, requests.output_type(parsed.message)
         if message.inputs:
             names = requests.output_names(message, model)
-            request, has_batch = requests.decode_named(parsed, model, names, allowance)
-            request.deadline, prefix = deadline, responses.facts(request, model)
+            decoded, has_batch = requests.decode_named(parsed, model, names, allowance)
+            decoded.deadline, prefix = deadline, responses.encode_reply_header(decoded, model)
             encode = partial(
-                responses.encode_named, prefix=prefix, names=names, wire=wire, has_batch=has_batch
+                responses.encode_named, prefix=prefix, names=names, datatype=datatype, has_batch=has_batch
             )
-            return request, ReplyTemplate(encode)
+            return decoded, ReplyTemplate(encode)
         embeds, has_texts = message.HasField("embedding"), message.HasField("text")
         if embeds and model.encoder is None:
             raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
-        request = requests.decode(parsed, requests.input_names(model), allowance)
-        request.deadline = deadline
-        request = encode_texts(request, model, allowance.limits, allowance.reservation)
-        prefix = responses.facts(request, model, has_texts=has_texts)
+        requests.check_first_output(model)
+        decoded = requests.decode(parsed, requests.map_fields_to_inputs(model), allowance)
+        decoded.deadline = deadline
+        decoded = tokenize_texts(decoded, model, allowance.limits, allowance.reservation)
+        prefix = responses.encode_reply_header(decoded, model, has_texts=has_texts)
         if message.text.return_labels:
             if model.classifier is None:
                 problem = f"model: {model.name!r} is not a text classifier"
                 raise ModelNotFoundError(problem, field="model_name")
             prefix += pb.AttendResponse(labels=model.classifier.labels).SerializeToString()
-        has_heads = bool(model.manifest.num_heads)
-        encode = partial(responses.encode, prefix=prefix, wire=wire, embeds=embeds, has_heads=has_heads)
-        return request, ReplyTemplate(encode)
+        output = model.weights_output if decoded.return_weights else None
+        weights = "" if output is None else output.name
+        encode = partial(
+            responses.encode, prefix=prefix, datatype=datatype, embeds=embeds, weights_name=weights
+        )
+        return decoded, ReplyTemplate(encode)
 
 
 class AttendStream(Attend):
     """Answers one request of a stream."""
 
-    kind, within, is_stream = pb.AttendStreamRequest, "request", True
+    message_type, request_field, is_stream = pb.AttendStreamRequest, "request", True
 
     def _encode(self, reply: ReplyTemplate, result: Result, request_id: str) -> bytes:
         start = pb.AttendStreamResponse(id=request_id).SerializeToString()
@@ -122,35 +151,37 @@ class AttendStream(Attend):
 class PutContext:
     """Projects rows and stores them: as a context, or as the continuation of one."""
 
-    def __init__(self, engine: Engine, threads: CodecThreads, kind: Any, reply: Any) -> None:
+    def __init__(self, engine: Engine, threads: CodecThreads, message_type: Any, reply: Any) -> None:
         """Creates the method, from the types of its requests and replies."""
         self._engine, self._threads, self._contexts = engine, threads, engine.contexts
-        self._read = reader(kind, requests.CONTEXT_PATHS, 1)
+        self._parse_message = make_parser(message_type, requests.CONTEXT_PATHS, 1)
         self._reply = reply
 
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Answers one request."""
         reservation.add(len(message))
         work = partial(self._decode, message, call, reservation)
-        model, context, tensors, request = await self._threads.run(work, call.deadline)
+        model, context, make_tensors, request = await self._threads.run(work, call.deadline)
         if request is not None:
-            result = await self._engine.run(request, reservation)
-            store = partial(self._contexts.put, model, context, partial(tensors, result.outputs))
+            result = await self._engine.submit_and_wait(request, reservation)
+            store = partial(self._contexts.put, model, context, partial(make_tensors, result.outputs))
             await self._threads.run(store, call.deadline)
         reply: bytes = self._reply(context=responses.describe_context(context, model)).SerializeToString()
         return reply
 
-    def _decode(self, message: bytes, call: Call, reservation: Reservation) -> Put:
-        parsed = parse(self._read, message)
+    def _decode(self, message: bytes, call: Call, reservation: Reservation) -> PreparedContext:
+        parsed = parse(self._parse_message, message)
         name, version = parsed.message.model_name, parsed.message.model_version
         model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
             return self._validate(parsed, model, call, reservation)
         except Exception as error:
-            self._engine.report_refusal(model, error, reservation)
+            self._engine.report_failure(model, error, reservation)
             raise
 
-    def _validate(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Put:
+    def _validate(
+        self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation
+    ) -> PreparedContext:
         message, caller, parent = parsed.message, call.caller, None
         projector = model.projector
         if isinstance(message, pb.AppendContextRequest):
@@ -174,13 +205,13 @@ class PutContext:
             shared=message.shared if parent is None else parent.shared and parent.owner == caller.name,
             expires_at=time.time() + (message.ttl_seconds or DEFAULT_TTL_SECONDS),
         )
-        stored = self._contexts.existing(model, new.id, caller.name)
+        stored = self._contexts.get(model, new.id, caller.name)
         if stored is not None and stored.context is not None and stored.context.shared >= new.shared:
             if stored.context.owner == caller.name:
                 self._contexts.renew(model, stored.context, new.expires_at)
-            return model, stored.context, dict, None
+            return PreparedContext(model, stored.context, dict, None)
         self._contexts.check_size(new.nbytes)
-        return model, new, partial(joined, parent, positions), request
+        return PreparedContext(model, new, partial(join_tensors, parent, positions), request)
 
 
 def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
@@ -194,7 +225,7 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
 
     def list_models(_request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes the models that the caller may read, those that failed to load included."""
-        return pb.ListModelsResponse(models=map(responses.describe, permitted(repository, call)))
+        return pb.ListModelsResponse(models=map(responses.describe, filter_permitted(repository, call)))
 
     def get_model(request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         model = find_model(repository.find, call, Right.READ, request.name, request.version)
@@ -209,17 +240,21 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
         return await threads.run(partial(_page, engine, model, call.caller.name, request), call.deadline)
 
     # Of inference, so that an identity's limits hold for them: they take longer with each stored context.
-    facts: dict[str, Any] = {"is_inference": True, "right": Right.INFER}
+    options: dict[str, Any] = {"is_inference": True, "right": Right.INFER}
     put = PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse)
     append = PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse)
     return {
         f"/{SERVICE.full_name}/Attend": Attend(engine, threads).method(),
         f"/{SERVICE.full_name}/AttendStream": AttendStream(engine, threads).method(),
-        f"/{SERVICE.full_name}/PutContext": Method(handle=put.handle, budget=engine.budget, **facts),
-        f"/{SERVICE.full_name}/AppendContext": Method(handle=append.handle, budget=engine.budget, **facts),
-        f"/{SERVICE.full_name}/DropContext": of_names(pb.DropContextRequest.FromString, drop, **facts),
-        f"/{SERVICE.full_name}/ListContexts": of_names(pb.ListContextsRequest.FromString, list_page, **facts),
-        **of_service(SERVICE, Right.READ, ListModels=list_models, GetModel=get_model),
+        f"/{SERVICE.full_name}/PutContext": Method(handle=put.handle, budget=engine.budget, **options),
+        f"/{SERVICE.full_name}/AppendContext": Method(handle=append.handle, budget=engine.budget, **options),
+        f"/{SERVICE.full_name}/DropContext": control_method(
+            pb.DropContextRequest.FromString, drop, **options
+        ),
+        f"/{SERVICE.full_name}/ListContexts": control_method(
+            pb.ListContextsRequest.FromString, list_page, **options
+        ),
+        **control_methods(SERVICE, Right.READ, ListModels=list_models, GetModel=get_model),
     }
 
 

@@ -9,7 +9,14 @@ import numpy as np
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
 from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, POSITIONS, GraphKind
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.tensors import FLOATS, Allowance, Shape, check_once, from_bytes, mask_of
+from attention_serving.server.api.tensors import (
+    FLOAT_DTYPE_BY_NAME,
+    Allowance,
+    Shape,
+    build_mask,
+    check_once,
+    from_bytes,
+)
 from attention_serving.server.api.wire import Buffer, Parsed
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
@@ -26,7 +33,7 @@ from attention_serving.server.engine.types import (
     Ragged,
 )
 
-# The fields that are cut out of requests.
+# The fields that are extracted from requests.
 PATHS = (
     "query.data", "key.data", "value.data", "inputs.data", "mask.bits", "text.texts", "text.pairs",
     "query.lengths", "key.lengths", "value.lengths", "token_ids.lengths", "embedding.spans.lengths",
@@ -34,12 +41,12 @@ PATHS = (
 )  # fmt: skip
 CONTEXT_PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
 # The types that models take, and that vectors are sent in, by name.
-DATA_TYPES = {
+ENUM_BY_NAME = {
     name: pb.DataType.Value(f"DATA_TYPE_{name}") for name in ("FP32", "FP16", "BF16", "INT64", "BOOL")
 }
-NAMES = {data_type: name for name, data_type in DATA_TYPES.items()}
+NAME_BY_ENUM = {data_type: name for name, data_type in ENUM_BY_NAME.items()}
 MASK_KINDS = {pb.AttentionMask.Kind.Value(f"KIND_{kind.name}"): kind for kind in MaskKind}
-BESIDE_INPUTS = frozenset(
+FIELDS_ALLOWED_WITH_INPUTS = frozenset(
     {"id", "model_name", "model_version", "output_data_type", "inputs", "output_names", "context_id"}
 )
 # (B, T, d).
@@ -63,18 +70,18 @@ def output_type(message: pb.AttendRequest) -> str:
         InvalidRequestError: It is not a type of real numbers.
     """
     data_type = message.output_data_type
-    wire = NAMES.get(data_type, "") if data_type else "FP32"
-    if wire not in FLOATS:
-        rule = f"is {data_type}; must be one of {', '.join(FLOATS)}"
+    datatype = NAME_BY_ENUM.get(data_type, "") if data_type else "FP32"
+    if datatype not in FLOAT_DTYPE_BY_NAME:
+        rule = f"is {data_type}; must be one of {', '.join(FLOAT_DTYPE_BY_NAME)}"
         raise InvalidRequestError("output_data_type", rule)
-    return wire
+    return datatype
 
 
-def input_names(model: LoadedModel) -> dict[str, str]:
-    """The model's input for each field of a request, if the names differ, as for non-attention modules.
+def check_first_output(model: LoadedModel) -> None:
+    """Checks that the model's first output fits into the field `context_vectors` of a response.
 
     Raises:
-        InvalidRequestError: attention.v1 cannot carry the model's first output.
+        InvalidRequestError: It does not.
     """
     spec = model.outputs[model.default_outputs[0]]
     # Rows of one width: (B, T, d), or one row (B, d) or (B,) per sequence.
@@ -86,6 +93,10 @@ def input_names(model: LoadedModel) -> dict[str, str]:
         )
         advice = "send its inputs by name, as `inputs`, and its outputs come back by name"
         raise InvalidRequestError("model_name", f"{problem}; {advice}")
+
+
+def map_fields_to_inputs(model: LoadedModel) -> dict[str, str]:
+    """The model's input for each field of a request, if the names differ, as for non-attention modules."""
     if model.manifest.num_heads:
         return {}
     names = [spec.name for spec in model.inputs]
@@ -97,7 +108,7 @@ def decode(parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance) 
 
     Args:
         parsed: The request.
-        names: The result of `input_names`.
+        names: The result of `map_fields_to_inputs`.
         allowance: What the request may take.
 
     Raises:
@@ -110,17 +121,17 @@ def decode(parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance) 
         raise InvalidRequestError("output_names", "needs inputs, which name every input")
     inputs = _decode_inputs(parsed, allowance)
     text, embedding, heads = message.text, message.embedding, message.head_selection
-    texts, pairs = (parsed.contents("text", name) for name in ("texts", "pairs"))
-    has_heads = message.HasField("head_selection")
+    texts, second_texts = (parsed.contents("text", name) for name in ("texts", "pairs"))
+    has_head_selection = message.HasField("head_selection")
     if message.HasField("text") and not texts:
         raise InvalidRequestError("text", "has no sequences; at least one is required")
     return DecodedRequest(
         inputs={names.get(name, name): ragged for name, ragged in inputs.items()},
         texts=tuple(texts),
-        pairs=tuple(pairs),
+        second_texts=tuple(second_texts),
         mask=decode_mask(parsed, allowance) if message.HasField("mask") else None,
         return_weights=message.return_weights,
-        head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_heads else None,
+        head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_head_selection else None,
         return_tokens=not message.HasField("embedding"),
         dimensions=embedding.dimensions,
         spans=_decode_spans(parsed, allowance) if embedding.HasField(SPANS) else None,
@@ -140,7 +151,7 @@ def _decode_inputs(parsed: Parsed[pb.AttendRequest], allowance: Allowance) -> di
     for field in ("query", "key", "value"):
         if message.HasField(field):
             inputs[field] = decode_vectors(parsed, allowance, field)
-    if (POSITIONS,) in parsed.places:
+    if (POSITIONS,) in parsed.byte_ranges:
         if not inputs:
             raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
         lengths = next(iter(inputs.values())).lengths
@@ -249,8 +260,10 @@ def decode_named(
         LimitExceededError: The message contains too much.
         OverloadedError: The memory for its numbers is not available.
     """
-    fields = {field.name for field, _ in parsed.message.ListFields()} | {path[0] for path in parsed.places}
-    for field in sorted(map(str, fields - BESIDE_INPUTS)):
+    fields = {field.name for field, _ in parsed.message.ListFields()} | {
+        path[0] for path in parsed.byte_ranges
+    }
+    for field in sorted(map(str, fields - FIELDS_ALLOWED_WITH_INPUTS)):
         raise InvalidRequestError(field, "cannot be combined with inputs, which name every input")
     inputs = dict[str, tuple[list[Shape], Array]]()
     for index, tensors in enumerate(parsed.message.inputs):
@@ -260,16 +273,18 @@ def decode_named(
     mask = inputs.pop(ATTENTION_MASK, None) if takes_mask else None
     rows, has_batch = dict[str, Ragged](), True
     for name, (shapes, array) in inputs.items():
+        if name in model.axes_of_lengths:
+            raise InvalidRequestError(name, "is for padded tensors; send each sequence without its padding")
         rank = len(model.input(name).axes) - 1
         has_batch &= len(shapes[0]) == rank + 1
         rows[name] = _ragged(name, shapes, array, rank, allowance.limits)
-    request = DecodedRequest(
+    decoded = DecodedRequest(
         inputs=rows,
-        mask=None if mask is None else mask_of(*mask, model, rows, has_batch=has_batch),
+        mask=None if mask is None else build_mask(*mask, model, rows, has_batch=has_batch),
         return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in outputs,
     )
-    return request, has_batch
+    return decoded, has_batch
 
 
 def output_names(message: pb.AttendRequest, model: LoadedModel) -> Sequence[str]:
@@ -332,7 +347,7 @@ def _elements(
     field: str, data_type: pb.DataType.ValueType, data: Buffer, shape: Shape, allowance: Allowance
 ) -> Array:
     """The elements of an input in the type that models take."""
-    if data_type not in NAMES:
-        message = f"is {data_type}; must be one of {', '.join(DATA_TYPES)}"
+    if data_type not in NAME_BY_ENUM:
+        message = f"is {data_type}; must be one of {', '.join(ENUM_BY_NAME)}"
         raise InvalidRequestError(f"{field}.data_type", message)
-    return from_bytes(f"{field}.data", data, NAMES[data_type], shape, allowance)
+    return from_bytes(f"{field}.data", data, NAME_BY_ENUM[data_type], shape, allowance)

@@ -5,11 +5,11 @@ from itertools import chain
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.attention.requests import DATA_TYPES, UINT32
-from attention_serving.server.api.tensors import DATATYPES, Output, Piece, datatype_of
+from attention_serving.server.api.attention.requests import ENUM_BY_NAME, UINT32
+from attention_serving.server.api.tensors import NAME_BY_DTYPE, OutputPlaceholder, TemplatePart, datatype_of
 from attention_serving.server.api.wire import copy_fields, field_header
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Model
@@ -22,11 +22,11 @@ OFFSET_ENDS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.ENDS_FIELD
 OUTPUTS, DATA = (pb.AttendResponse.OUTPUTS_FIELD_NUMBER,), (pb.NamedTensors.DATA_FIELD_NUMBER,)
 
 
-def facts(request: DecodedRequest, model: LoadedModel, *, has_texts: bool = False) -> bytes:
+def encode_reply_header(decoded: DecodedRequest, model: LoadedModel, *, has_texts: bool = False) -> bytes:
     """What is known of the response to a request before the run: an AttendResponse.
 
     Args:
-        request: The request; its texts are token ids.
+        decoded: The request; its texts are token ids.
         model: The model.
         has_texts: Whether it had texts.
     """
@@ -34,81 +34,85 @@ def facts(request: DecodedRequest, model: LoadedModel, *, has_texts: bool = Fals
         model_name=model.name, model_version=model.version, model_digest=model.digest
     )
     if has_texts and (model.encoder or model.classifier) is not None:
-        response.token_counts.extend(request.inputs[model.inputs[0].name].lengths)
-        response.truncated.extend(request.truncated)
+        response.token_counts.extend(decoded.inputs[model.inputs[0].name].lengths)
+        response.truncated.extend(decoded.truncated)
     bounds = b""
-    if request.offsets is not None:
-        response.token_offsets.lengths.extend(request.offsets.lengths)
-        for path, column in zip((OFFSET_STARTS, OFFSET_ENDS), request.offsets.rows.T, strict=True):
+    if decoded.offsets is not None:
+        response.token_offsets.lengths.extend(decoded.offsets.lengths)
+        for path, column in zip((OFFSET_STARTS, OFFSET_ENDS), decoded.offsets.rows.T, strict=True):
             content = column.astype(UINT32).tobytes()
             bounds += field_header(path, len(content)) + content
     return response.SerializeToString() + bounds
 
 
 def encode(
-    result: Result, prefix: bytes, wire: str = "FP32", *, embeds: bool = False, has_heads: bool = True
-) -> list[Piece]:
+    result: Result,
+    prefix: bytes,
+    datatype: str = "FP32",
+    *,
+    embeds: bool = False,
+    weights_name: str = "",
+) -> list[TemplatePart]:
     """A response, for `ReplyTemplate`.
 
     Args:
         result: The outputs of each sequence.
-        prefix: The result of `facts`.
-        wire: The type of real numbers in the response.
+        prefix: The result of `encode_reply_header`.
+        datatype: The type of real numbers in the response.
         embeds: Whether the request asked for embeddings.
-        has_heads: Whether the model has attention weights.
+        weights_name: The output with attention weights; empty if the request did not ask for them.
     """
     response, outputs = pb.AttendResponse(), result.outputs
     first = EMBEDDING if embeds else CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs))
     # The first output of a non-attention module may be one row for each sequence.
     rows = [np.atleast_2d(array) for array in outputs[first]]
     vectors = response.context_vectors
-    vectors.data_type, vectors.width = DATA_TYPES[datatype_of(rows[0], wire)], rows[0].shape[-1]
+    vectors.data_type, vectors.width = ENUM_BY_NAME[datatype_of(rows[0], datatype)], rows[0].shape[-1]
     vectors.lengths.extend([len(array) for array in rows])
-    output = Output(first, wire)
-    contents: list[Piece] = [field_header(CONTEXT_DATA, output.size(rows)), output]
-    # A module may have an output of this name that is not the weights of heads.
-    if weights := outputs.get(ATTENTION_WEIGHTS, ()) if has_heads else ():
-        *layers, heads, _, _ = weights[0].shape  # those of an encoder have layers
+    output = OutputPlaceholder(first, datatype)
+    contents: list[TemplatePart] = [field_header(CONTEXT_DATA, output.size(rows)), output]
+    if weights := outputs.get(weights_name, ()):
+        *layers, heads = weights[0].shape[:-2] or (1,)  # those of an encoder have layers
         response.attention_weights.MergeFrom(
             pb.AttentionWeights(
-                data_type=DATA_TYPES[datatype_of(weights[0], wire)],
+                data_type=ENUM_BY_NAME[datatype_of(weights[0], datatype)],
                 num_layers=layers[0] if layers else 0,
                 num_heads=heads,
                 query_lengths=[array.shape[-2] for array in weights],
                 key_lengths=[array.shape[-1] for array in weights],
             )
         )
-        output = Output(ATTENTION_WEIGHTS, wire)
+        output = OutputPlaceholder(weights_name, datatype)
         contents += [field_header(WEIGHTS_DATA, output.size(weights)), output]
     return [prefix + response.SerializeToString(), *contents]
 
 
 def encode_named(
-    result: Result, prefix: bytes, names: Sequence[str], wire: str = "FP32", *, has_batch: bool
-) -> list[Piece]:
+    result: Result, prefix: bytes, names: Sequence[str], datatype: str = "FP32", *, has_batch: bool
+) -> list[TemplatePart]:
     """A response with outputs by name, for `ReplyTemplate`.
 
     Args:
         result: The outputs of each sequence.
-        prefix: The result of `facts`.
+        prefix: The result of `encode_reply_header`.
         names: The requested outputs.
-        wire: The type of real numbers in the response.
+        datatype: The type of real numbers in the response.
         has_batch: Whether each output is one tensor with the batch axis.
     """
-    pieces: list[Piece] = [prefix]
+    parts: list[TemplatePart] = [prefix]
     for name in names:
-        arrays, output = result.outputs[name], Output(name, wire)
+        arrays, output = result.outputs[name], OutputPlaceholder(name, datatype)
         shapes = [(len(arrays), *arrays[0].shape)] if has_batch else [array.shape for array in arrays]
         tensors = pb.NamedTensors(
             name=name,
-            data_type=DATA_TYPES[datatype_of(arrays[0], wire)],
+            data_type=ENUM_BY_NAME[datatype_of(arrays[0], datatype)],
             num_tensors=len(shapes),
             shapes=chain.from_iterable(shapes),
         ).SerializeToString()
         size = output.size(arrays)
         before = tensors + field_header(DATA, size)
-        pieces += [field_header(OUTPUTS, len(before) + size) + before, output]
-    return pieces
+        parts += [field_header(OUTPUTS, len(before) + size) + before, output]
+    return parts
 
 
 def describe(model: Model) -> pb.Model:
@@ -121,6 +125,9 @@ def describe(model: Model) -> pb.Model:
     inputs = [_tensor(spec, model, optional=spec.name in model.optional_inputs) for spec in model.inputs]
     if GraphKind.MASK in manifest.graphs:
         inputs.append(_tensor(manifest.graphs[GraphKind.MASK].inputs[-1], model, optional=True))
+    inputs += [_tensor(spec, model, optional=True) for spec in model.length_inputs]
+    weights = model.weights_output
+    heads = manifest.num_heads or (0 if weights is None else int([1, *weights.axes[1:-2]][-1]))
     return pb.Model(
         name=model.name,
         version=model.version,
@@ -131,9 +138,9 @@ def describe(model: Model) -> pb.Model:
             _tensor(spec, model, optional=name not in model.default_outputs)
             for name, spec in model.outputs.items()
         ],
-        num_heads=manifest.num_heads or None,
+        num_heads=heads or None,
         causal=manifest.causal,
-        accepts_text=model.text_encoder is not None,
+        accepts_text=model.tokenizer is not None,
         parity=pb.Parity(
             relative_tolerance=manifest.tolerance.rtol,
             absolute_tolerance=manifest.tolerance.atol,
@@ -151,16 +158,20 @@ def describe(model: Model) -> pb.Model:
         attention_patterns=[
             copy_fields(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns
         ],
+        attention_weights="" if weights is None else weights.name,
     )
 
 
 def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tensor:
-    longest = model.manifest.max_lengths
     axes = [
-        pb.Axis(size=axis) if isinstance(axis, int) else pb.Axis(name=axis, max_length=longest.get(axis, 0))
+        pb.Axis(size=axis)
+        if isinstance(axis, int)
+        else pb.Axis(
+            name=axis, **{name: lengths.get(axis, 0) for name, lengths in model.length_limits.items()}
+        )
         for axis in spec.axes
     ]
-    data_type = DATA_TYPES[DATATYPES[np.dtype(spec.data_type)]]
+    data_type = ENUM_BY_NAME[NAME_BY_DTYPE[np.dtype(spec.data_type)]]
     return pb.Tensor(name=spec.name, data_type=data_type, axes=axes, optional=optional)
 
 

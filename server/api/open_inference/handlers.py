@@ -11,12 +11,18 @@ from attention_serving.artifact.manifest import TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import Method, find_model, of_service, permitted, require
+from attention_serving.server.api.inference import InferenceMethod
+from attention_serving.server.api.method import (
+    Method,
+    control_methods,
+    filter_permitted,
+    find_model,
+    require_right,
+)
 from attention_serving.server.api.open_inference import requests, responses
 from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import DATATYPES, Allowance, ReplyTemplate
+from attention_serving.server.api.tensors import NAME_BY_DTYPE, Allowance, ReplyTemplate
 from attention_serving.server.api.wire import Parsed, copy_fields, encode_field
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.contexts import CONTEXT_ID
@@ -35,8 +41,8 @@ RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
 UNLOAD_DEPENDENTS = "unload_dependents"
-CONFIGURED = "is not supported: an artifact states its own configuration"
-FIXED = "cannot be changed while the server runs"
+NO_CONFIGURATION_MESSAGE = "is not supported: an artifact states its own configuration"
+FIXED_SETTING_MESSAGE = "cannot be changed while the server runs"
 # The parts of a run in the statistics of a model.
 PARTS = {"compute_input": "prepare", "compute_infer": "compute", "compute_output": "split"}
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
@@ -47,10 +53,14 @@ SEVERITIES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_err
 NO_CUDA = "CUDA shared memory is not supported by this server; use system shared memory, or send the tensors"
 
 
-class ModelInfer(Inference):
+class ModelInfer(InferenceMethod):
     """Computes the outputs of one request."""
 
-    kind, paths, id_path = pb.ModelInferRequest, requests.PATHS, (pb.ModelInferResponse.ID_FIELD_NUMBER,)
+    message_type, paths, id_path = (
+        pb.ModelInferRequest,
+        requests.PATHS,
+        (pb.ModelInferResponse.ID_FIELD_NUMBER,),
+    )
     is_slow = staticmethod(requests.is_slow)
 
     def __init__(self, engine: Engine, threads: CodecThreads, memory: SharedMemory) -> None:
@@ -66,9 +76,9 @@ class ModelInfer(Inference):
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
     ) -> tuple[DecodedRequest, ReplyTemplate]:
         outputs, memory = responses.requested_outputs(parsed.message, model), self._memory
-        request, sizes = requests.decode(parsed, model, outputs, deadline, allowance, memory)
-        return request, responses.plan_reply(
-            parsed, request, model, outputs, sizes, allowance, memory, in_stream=self.is_stream
+        decoded, sizes = requests.decode(parsed, model, outputs, deadline, allowance, memory)
+        return decoded, responses.plan_reply(
+            parsed, decoded, model, outputs, sizes, allowance, memory, in_stream=self.is_stream
         )
 
 
@@ -111,8 +121,8 @@ class Handlers:
         return {
             f"/{SERVICE.full_name}/ModelInfer": infer.method(),
             f"/{SERVICE.full_name}/ModelStreamInfer": stream.method(),
-            **of_service(SERVICE, None, ServerLive=self.live, ServerReady=self.ready),
-            **of_service(
+            **control_methods(SERVICE, None, ServerLive=self.live, ServerReady=self.ready),
+            **control_methods(
                 SERVICE,
                 Right.READ,
                 ServerMetadata=self.metadata,
@@ -122,7 +132,7 @@ class Handlers:
                 ModelStatistics=self.statistics,
                 RepositoryIndex=self.index,
             ),
-            **of_service(
+            **control_methods(
                 SERVICE,
                 Right.ADMIN,
                 RepositoryModelLoad=self.load,
@@ -148,7 +158,7 @@ class Handlers:
 
     def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         """Replies true for a loaded model, and false for an unknown one, as Triton does."""
-        require(call, Right.READ, request.name)
+        require_right(call, Right.READ, request.name)
         try:
             self._engine.model(request.name, request.version)
         except EngineError:
@@ -167,7 +177,7 @@ class Handlers:
         Raises:
             InvalidRequestError: A setting is to be changed.
         """
-        _refuse("settings", request.settings, FIXED)
+        _refuse("settings", request.settings, FIXED_SETTING_MESSAGE)
         level, response = logging.getLogger().level, pb.LogSettingsResponse()
         for name, severity in SEVERITIES.items():
             response.settings[name].bool_param = level <= severity
@@ -182,7 +192,7 @@ class Handlers:
         Raises:
             InvalidRequestError: A setting is to be changed.
         """
-        _refuse("settings", request.settings, FIXED)
+        _refuse("settings", request.settings, FIXED_SETTING_MESSAGE)
         response = pb.TraceSettingResponse()
         response.settings["trace_level"].value.append("OFF")
         return response
@@ -215,10 +225,14 @@ class Handlers:
     def model_metadata(
         self, request: pb.ModelMetadataRequest | pb.ModelConfigRequest, call: Call
     ) -> pb.ModelMetadataResponse:
-        """Lists the inputs that a request must contain, and the outputs of a request that names none."""
+        """Lists inputs and default outputs.
+
+        Masks and lengths are left out where they are options: load generators send noise for all inputs.
+        """
         model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
-        inputs = [_metadata(spec) for spec in model.inputs if spec.name not in model.optional_inputs]
-        if model.text_encoder is not None:
+        required = [spec for spec in model.inputs if spec.name not in model.optional_inputs]
+        inputs = list(map(_metadata, [*required, *model.length_inputs]))
+        if model.tokenizer is not None:
             inputs = [TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])]
         specs = [model.outputs.get(name, responses.LENGTHS_SPEC) for name in responses.default_outputs(model)]
         return pb.ModelMetadataResponse(
@@ -227,7 +241,7 @@ class Handlers:
             platform=PLATFORM,
             inputs=inputs,
             outputs=map(_metadata, specs),
-            properties={responses.MODEL_DIGEST: model.digest},
+            properties={responses.MODEL_DIGEST: model.digest, **_length_properties(model)},
         )
 
     def config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
@@ -238,14 +252,21 @@ class Handlers:
         """
         metadata = self.model_metadata(request, call)
         batched = metadata.inputs[0].datatype != BYTES
+        lengths = self._engine.model(request.name, request.version).manifest.lengths
         config = pb.ModelConfig(
             name=metadata.name,
             platform=PLATFORM,
             backend=BACKEND,
             version_policy=pb.ModelVersionPolicy(all=pb.ModelVersionPolicy.All()),
             max_batch_size=self._engine.limits.max_sequences if batched else 0,
-            input=[pb.ModelInput(**_configuration(tensor, batched)) for tensor in metadata.inputs],
+            input=[
+                pb.ModelInput(**_configuration(tensor, batched), optional=tensor.name in lengths)
+                for tensor in metadata.inputs
+            ],
             output=[pb.ModelOutput(**_configuration(tensor, batched)) for tensor in metadata.outputs],
+            parameters={
+                name: pb.ModelParameter(string_value=value) for name, value in metadata.properties.items()
+            },
         )
         if batched:
             config.dynamic_batching.SetInParent()
@@ -254,11 +275,11 @@ class Handlers:
     def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
         """Reports what the models that are ready have done: all of them, or those of a name or version."""
         if request.name:
-            require(call, Right.READ, request.name)
+            require_right(call, Right.READ, request.name)
         self._engine.events.flush()
         models = [
             model
-            for model in permitted(self._engine.repository.loaded_models, call)
+            for model in filter_permitted(self._engine.repository.loaded_models, call)
             if request.name in ("", model.name) and request.version in ("", model.version)
         ]
         if not models and (request.name or call.identity is None):
@@ -269,19 +290,19 @@ class Handlers:
         """Lists the models, and why those that are not ready are not."""
         models = [
             copy_fields(entry, pb.RepositoryIndexResponse.ModelIndex)
-            for entry in permitted(self._control.index(), call)
+            for entry in filter_permitted(self._control.index(), call)
             if entry.state is ModelState.READY or not request.ready
         ]
         return pb.RepositoryIndexResponse(models=models)
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> None:
         """Loads a model, and replies once it is served."""
-        _refuse("parameters", request.parameters, CONFIGURED)
+        _refuse("parameters", request.parameters, NO_CONFIGURATION_MESSAGE)
         await result_of(self._control.request(self._control.load, request.model_name))
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> None:
         """Unloads a model, and replies once it takes no more requests."""
-        _refuse("parameters", request.parameters.keys() - {UNLOAD_DEPENDENTS}, CONFIGURED)
+        _refuse("parameters", request.parameters.keys() - {UNLOAD_DEPENDENTS}, NO_CONFIGURATION_MESSAGE)
         await result_of(self._control.request(self._control.unload, request.model_name))
 
 
@@ -292,7 +313,17 @@ def _refuse(field: str, names: Iterable[str], reason: str) -> None:
 
 def _metadata(spec: TensorSpec) -> TensorMetadata:
     shape = [axis if isinstance(axis, int) else -1 for axis in spec.axes]
-    return TensorMetadata(name=spec.name, datatype=DATATYPES[np.dtype(spec.data_type)], shape=shape)
+    return TensorMetadata(name=spec.name, datatype=NAME_BY_DTYPE[np.dtype(spec.data_type)], shape=shape)
+
+
+def _length_properties(model: LoadedModel) -> dict[str, str]:
+    """What limits the rows of each input: these descriptions have no names of axes."""
+    return {
+        f"{spec.name}.{name}": str(limits[str(spec.length_axis)])
+        for spec in model.inputs
+        for name, limits in model.length_limits.items()
+        if spec.length_axis in limits
+    }
 
 
 def _configuration(tensor: TensorMetadata, batched: bool) -> dict[str, Any]:  # noqa: FBT001 - one caller

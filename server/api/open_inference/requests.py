@@ -19,20 +19,27 @@ from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTOR
 from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, GraphKind
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.shared_memory import SharedMemory, Slice
-from attention_serving.server.api.tensors import DTYPES, ELEMENTS, Allowance, check_once, from_bytes, mask_of
+from attention_serving.server.api.tensors import (
+    DTYPE_BY_NAME,
+    WIRE_DTYPE_BY_NAME,
+    Allowance,
+    build_mask,
+    check_once,
+    from_bytes,
+)
 from attention_serving.server.api.wire import Buffer, Parsed
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import check_dimensions
 from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_BYTES, INLINE_MAX_TEXTS, TEXT
-from attention_serving.server.engine.requests.validation import encode_texts
+from attention_serving.server.engine.requests.validation import tokenize_texts
 from attention_serving.server.engine.types import Array, DecodedRequest, Mask, Ragged, Text
 from attention_serving.server.transport.call import deadline_after
 
 T = TypeVar("T")
 BYTES = "BYTES"
-KNOWN_DATATYPES = (*ELEMENTS, BYTES)
+KNOWN_DATATYPES = (*WIRE_DTYPE_BY_NAME, BYTES)
 # The typed field for elements of each type. FP16 and BF16 have none: they are sent as raw contents.
 CONTENTS = {
     **{name: f"{name.lower()}_contents" for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", BYTES)},
@@ -40,15 +47,15 @@ CONTENTS = {
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
 }
 # The type of a typed field is the widest that it has elements of, which comes last.
-CONTENT_TYPES = {CONTENTS[name]: dtype for name, dtype in DTYPES.items()}
+CONTENT_TYPES = {CONTENTS[name]: dtype for name, dtype in DTYPE_BY_NAME.items()}
 TYPED_FIELDS = [field.name for field in pb.InferTensorContents.DESCRIPTOR.fields]
 RAW_CONTENTS = "raw_input_contents"
-# The fields that are cut out of requests.
+# The fields that are extracted from requests.
 PATHS = (RAW_CONTENTS, *[f"inputs.contents.{name}" for name in TYPED_FIELDS])
 # NumPy's own limit.
 MAX_AXES = 64
 TEXT_PAIR = "text_pair"
-# Inputs that a request may have beside those of its model.
+# Inputs that a request may have in addition to those of its model.
 OTHER_INPUTS = (TEXT, TEXT_PAIR, ATTENTION_MASK)
 TIMEOUT = "timeout"
 # The parameters of an extension of the protocol that this server lacks.
@@ -113,10 +120,10 @@ def decode(
         raise InvalidRequestError("inputs", f"has {count} entries; the model takes {most} at most")
     arrays = decode_tensors(parsed, allowance, memory)
     extras = {name: arrays.pop(name) for name in names if name in arrays}
-    texts, pairs = _take_texts(extras, TEXT), _take_texts(extras, TEXT_PAIR)
+    texts, second_texts = _take_texts(extras, TEXT), _take_texts(extras, TEXT_PAIR)
     if texts and extras:
         raise InvalidRequestError(next(iter(extras)), "cannot be combined with text; send token ids instead")
-    sizes, mask = _sizes(arrays, model), extras.pop(ATTENTION_MASK, None)
+    sizes, mask = _check_axis_sizes(arrays, model), extras.pop(ATTENTION_MASK, None)
     lengths = _lengths(extras, sizes, model) if extras else {}
     padded, inputs = dict[str, Ragged](), dict[str, Ragged]()
     for name, array in arrays.items():
@@ -130,10 +137,10 @@ def decode(
         check_dimensions(dimensions, model)
     kind = "an integer: microseconds, or 0 for no timeout"
     microseconds = parameter(parameters, TIMEOUT, int, kind) or 0
-    request = DecodedRequest(
+    decoded = DecodedRequest(
         inputs=inputs,
         texts=texts,
-        pairs=pairs,
+        second_texts=second_texts,
         mask=None if mask is None else _decode_mask(mask, model, padded, lengths),
         return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in outputs,
@@ -142,7 +149,7 @@ def decode(
         truncate=parameter(parameters, "truncate", bool, "a boolean"),
         deadline=min(deadline, deadline_after(microseconds / 1e6)) if microseconds > 0 else deadline,
     )
-    return encode_texts(request, model, allowance.limits, allowance.reservation), sizes
+    return tokenize_texts(decoded, model, allowance.limits, allowance.reservation), sizes
 
 
 def decode_tensors(
@@ -163,7 +170,9 @@ def decode_tensors(
         name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape[: MAX_AXES + 1])
         check_once(name, tensors)
         _check_tensor(tensor, allowance.limits)
-        fields = [field for field in TYPED_FIELDS if ("inputs", index, "contents", field) in parsed.places]
+        fields = [
+            field for field in TYPED_FIELDS if ("inputs", index, "contents", field) in parsed.byte_ranges
+        ]
         data: Buffer | None
         if (location := find_slice(name, tensor.parameters, memory)) is not None:
             allowance.take(name, location.size)
@@ -216,7 +225,7 @@ def _decode_contents(
     path = ("inputs", index, "contents", field)
     if datatype == BYTES:
         return _bytes_array(tensor, parsed.contents(*path), allowance.limits)
-    dtype, wide = DTYPES[datatype], CONTENT_TYPES[field]
+    dtype, wide = DTYPE_BY_NAME[datatype], CONTENT_TYPES[field]
     numbers = parsed.numbers(wide, *path)
     _check_count(tensor, count := len(numbers))
     # The type of the tensor may be narrower than that of the field, which copies the numbers once more.
@@ -269,7 +278,7 @@ def _take_texts(tensors: dict[str, Array], name: str) -> tuple[Text, ...]:
     return tuple(tensor.ravel())
 
 
-def _sizes(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, int]:
+def _check_axis_sizes(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, int]:
     """The size of each symbolic axis, padding included, on which the inputs agree."""
     sizes: dict[str, int] = {}
     for name, array in arrays.items():
@@ -291,11 +300,11 @@ def _lengths(extras: Mapping[str, Array], sizes: Mapping[str, int], model: Loade
     for name, array in extras.items():
         axis = model.axes_of_lengths[name]
         longest = sizes.get(axis, 0)
-        if array.dtype.kind not in "iu" or array.shape != (batch,) or batch == 0:
+        if array.dtype.kind not in "iu" or array.shape not in ((batch,), (batch, 1)) or batch == 0:
             raise InvalidRequestError(name, f"must be integers, one for each of {batch} sequences")
         if not 1 <= array.min() <= array.max() <= longest:
             raise InvalidRequestError(name, f"must lie in 1..{longest}")
-        lengths[axis] = tuple(array.tolist())
+        lengths[axis] = tuple(array.ravel().tolist())
     return lengths
 
 
@@ -306,7 +315,7 @@ def _decode_mask(
     graph = model.manifest.graphs.get(GraphKind.MASK)
     if graph is None:
         raise InvalidRequestError(ATTENTION_MASK, f"model {model.name!r} does not take a mask")
-    mask = mask_of([array.shape], array, model, padded, has_batch=True)
+    mask = build_mask([array.shape], array, model, padded, has_batch=True)
     if mask is None or not lengths:
         return mask
     axes = graph.inputs[-1].axes[1 - array.ndim :]

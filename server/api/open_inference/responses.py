@@ -15,15 +15,15 @@ from attention_serving.server.api.open_inference import requests
 from attention_serving.server.api.open_inference.requests import BYTES, Parameters, find_slice, value_of
 from attention_serving.server.api.shared_memory import SharedMemory, Slice
 from attention_serving.server.api.tensors import (
-    DATATYPES,
-    ELEMENTS,
     FLOAT32,
-    FLOATS,
+    FLOAT_DTYPE_BY_NAME,
+    NAME_BY_DTYPE,
+    WIRE_DTYPE_BY_NAME,
     Allowance,
-    Output,
-    Piece,
+    OutputPlaceholder,
     ReplyTemplate,
     Shape,
+    TemplatePart,
     datatype_of,
 )
 from attention_serving.server.api.wire import Parsed, field_header
@@ -37,6 +37,12 @@ TRUNCATED = "truncated"
 MODEL_DIGEST = "model_digest"
 # A parameter of this server: the type in which a requested output of FP32 is sent.
 DATATYPE = "datatype"
+# A parameter of responses: what callers probably did not mean.
+WARNING = "warning"
+PADDING_WARNING = (
+    "a sequence ends in zeros, which were computed as rows: if they are padding, send the lengths that the "
+    "metadata of the model lists"
+)
 # The parameter of an extension of the protocol that this server lacks.
 CLASSIFICATION = "classification"
 # Triton's clients send the first with every request: whether the last response of a stream to it is marked as
@@ -56,7 +62,7 @@ RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
 
 def default_outputs(model: LoadedModel) -> tuple[str, ...]:
     """Outputs of a request that names none. Texts differ in length, so their lengths are an output."""
-    return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
+    return (*model.default_outputs, LENGTHS) if model.tokenizer else tuple(model.default_outputs)
 
 
 def requested_outputs(message: pb.ModelInferRequest, model: LoadedModel) -> dict[str, Parameters]:
@@ -68,7 +74,7 @@ def requested_outputs(message: pb.ModelInferRequest, model: LoadedModel) -> dict
     names = default_outputs(model)
     if not message.outputs:
         return dict.fromkeys(names, NO_PARAMETERS)
-    outputs = list(dict.fromkeys((*names, *model.outputs, *([TOKENS] if model.text_encoder else []))))
+    outputs = list(dict.fromkeys((*names, *model.outputs, *([TOKENS] if model.tokenizer else []))))
     requested = dict[str, Parameters]()
     for output in message.outputs:
         if (name := output.name) not in outputs:
@@ -85,7 +91,7 @@ def requested_outputs(message: pb.ModelInferRequest, model: LoadedModel) -> dict
 
 def plan_reply(
     parsed: Parsed[pb.ModelInferRequest],
-    request: DecodedRequest,
+    decoded: DecodedRequest,
     model: LoadedModel,
     outputs: Mapping[str, Parameters],
     sizes: Mapping[str, int],
@@ -98,7 +104,7 @@ def plan_reply(
 
     Args:
         parsed: The request as it was received, with the parameters of its outputs.
-        request: The decoded request, without texts. It may still be found invalid.
+        decoded: The decoded request, without texts. It may still be found invalid.
         model: The model.
         outputs: The result of `requested_outputs`.
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
@@ -114,34 +120,36 @@ def plan_reply(
         RegionNotFoundError: An output is to be written to shared memory that is not registered.
         UnsupportedError: An output is to be written to shared memory, which is switched off.
     """
-    message, (padded, padded_axes) = parsed.message, _padded_sizes(request, model, sizes)
-    response = _response(message, request, model, in_stream=in_stream)
-    planned, size, is_shared = list[tuple[Piece, Slice | None]](), 0, False
+    message, (padded, padded_axes) = parsed.message, _padded_sizes(decoded, model, sizes)
+    response = _response(message, decoded, model, in_stream=in_stream)
+    planned, size, is_shared = list[tuple[TemplatePart, Slice | None]](), 0, False
     for name, parameters in outputs.items():
         field = f"outputs[{name}]"
-        piece: Piece
-        wire, location = "FP32", None
+        part: TemplatePart
+        float_datatype, location = "FP32", None
         if parameters:
-            wire, location = output_type(field, parameters), find_slice(field, parameters, memory)
+            float_datatype, location = output_type(field, parameters), find_slice(field, parameters, memory)
         if name == TOKENS and name not in model.outputs:
             length = padded.get(str(model.inputs[0].length_axis), 0)
-            datatype, (shape, piece) = BYTES, token_texts(request, model, length, allowance)
-            sent_bytes = len(piece)  # they have a limit of their own
+            datatype, (shape, part) = BYTES, token_texts(decoded, model, length, allowance)
+            sent_bytes = len(part)  # they have a limit of their own
         else:
             spec = model.outputs.get(name, LENGTHS_SPEC)
             dtype = np.dtype(spec.data_type)
-            datatype = wire if dtype == FLOAT32 else DATATYPES[dtype]
+            datatype = float_datatype if dtype == FLOAT32 else NAME_BY_DTYPE[dtype]
             shape = tuple([padded.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
-            if name == EMBEDDING and request.dimensions:
-                shape = (padded[BATCH_AXIS], request.dimensions)
+            if name == EMBEDDING and decoded.dimensions:
+                shape = (padded[BATCH_AXIS], decoded.dimensions)
             if spec is LENGTHS_SPEC:
-                rows = next(iter(request.inputs.values())).lengths if request.inputs else ()
-                piece = np.array(rows, dtype).tobytes()
+                rows = next(iter(decoded.inputs.values())).lengths if decoded.inputs else ()
+                part = np.array(rows, dtype).tobytes()
             else:
-                piece = Output(name, wire, None if padded_axes.isdisjoint(spec.axes) else shape[1:])
+                part = OutputPlaceholder(
+                    name, float_datatype, None if padded_axes.isdisjoint(spec.axes) else shape[1:]
+                )
             count = math.prod(shape)
             size += count * dtype.itemsize
-            sent_bytes = count * ELEMENTS[datatype].itemsize
+            sent_bytes = count * WIRE_DTYPE_BY_NAME[datatype].itemsize
         tensor = response.outputs.add(name=name, datatype=datatype, shape=shape)
         if location is not None:
             location = location.shorten(sent_bytes)
@@ -149,47 +157,48 @@ def plan_reply(
             tensor.parameters[requests.REGION_OFFSET].int64_param = location.offset
             tensor.parameters[requests.REGION_SIZE].int64_param = sent_bytes
             is_shared = True
-        planned.append((piece, location))
+        planned.append((part, location))
     with_id = size + len(parsed.id.encode())
     if with_id > (most := allowance.limits.max_result_bytes):
-        field = f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else message.inputs[0].name
+        field = f"outputs[{ATTENTION_WEIGHTS}]" if decoded.return_weights else message.inputs[0].name
         problem = f"the response would have {with_id} bytes with padding; the limit is {most}"
         raise LimitExceededError(field, problem)
     if padded_axes:
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reservation.add(2 * size)
     # A timeout counts from the arrival of its request, and regions can be replaced.
-    is_kept = requests.TIMEOUT not in message.parameters and not is_shared
-    return ReplyTemplate(partial(_encode, response, planned), is_kept=is_kept)
+    is_cacheable = requests.TIMEOUT not in message.parameters and not is_shared
+    is_cacheable = is_cacheable and WARNING not in response.parameters
+    return ReplyTemplate(partial(_encode, response, planned), is_cacheable=is_cacheable)
 
 
 def _encode(
-    response: pb.ModelInferResponse, planned: Sequence[tuple[Piece, Slice | None]], result: Result
-) -> list[Piece]:
-    """The pieces of a response, with one raw entry for each output: an empty one in shared memory."""
-    raw: list[Piece] = []
-    for tensor, (piece, location) in zip(response.outputs, planned, strict=True):
+    response: pb.ModelInferResponse, planned: Sequence[tuple[TemplatePart, Slice | None]], result: Result
+) -> list[TemplatePart]:
+    """The parts of a response, with one raw entry for each output: an empty one in shared memory."""
+    raw: list[TemplatePart] = []
+    for tensor, (part, location) in zip(response.outputs, planned, strict=True):
         arrays, size = list[Array](), 0
-        if isinstance(piece, bytes):
-            size = len(piece)
+        if isinstance(part, bytes):
+            size = len(part)
         else:  # a module may return other numbers than its manifest states
-            arrays = result.outputs[piece.name]
-            tensor.datatype, size = datatype_of(arrays[0], piece.wire), piece.size(arrays)
+            arrays = result.outputs[part.name]
+            tensor.datatype, size = datatype_of(arrays[0], part.float_datatype), part.size(arrays)
         if location is None:
-            raw += [field_header(RAW_OUTPUT_CONTENTS, size), piece]
+            raw += [field_header(RAW_OUTPUT_CONTENTS, size), part]
         else:
-            location.write([piece] if isinstance(piece, bytes) else piece.parts(arrays))
+            location.write([part] if isinstance(part, bytes) else part.parts(arrays))
             raw += [field_header(RAW_OUTPUT_CONTENTS, 0), b""]
     return [response.SerializeToString(), *raw]
 
 
 def _padded_sizes(
-    request: DecodedRequest, model: LoadedModel, sizes: Mapping[str, int]
+    decoded: DecodedRequest, model: LoadedModel, sizes: Mapping[str, int]
 ) -> tuple[dict[str, int], set[str]]:
     """The size of each symbolic axis in a response; and the axes that are longer than some sequence."""
     padded, unequal = {**sizes, BATCH_AXIS: 0}, set[str]()
     for spec in model.inputs:
-        if (ragged := request.inputs.get(spec.name)) is not None and ragged.lengths:
+        if (ragged := decoded.inputs.get(spec.name)) is not None and ragged.lengths:
             axis = str(spec.length_axis)
             padded[axis] = sizes.get(axis, max(ragged.lengths))
             padded[BATCH_AXIS] = max(padded[BATCH_AXIS], len(ragged.lengths))
@@ -201,16 +210,35 @@ def _padded_sizes(
 
 
 def _response(
-    message: pb.ModelInferRequest, request: DecodedRequest, model: LoadedModel, *, in_stream: bool
+    message: pb.ModelInferRequest, decoded: DecodedRequest, model: LoadedModel, *, in_stream: bool
 ) -> pb.ModelInferResponse:
     """The response without its outputs."""
     response = pb.ModelInferResponse(model_name=model.name, model_version=model.version)
     response.parameters[MODEL_DIGEST].string_param = model.digest
-    if request.truncated:
-        response.parameters[TRUNCATED].string_param = ",".join(map(str, request.truncated))
+    if decoded.truncated:
+        response.parameters[TRUNCATED].string_param = ",".join(map(str, decoded.truncated))
+    if _ends_in_zeros(message, decoded, model):
+        response.parameters[WARNING].string_param = PADDING_WARNING
     if in_stream and WANTS_FINAL in message.parameters and message.parameters[WANTS_FINAL].bool_param:
         response.parameters[IS_FINAL].bool_param = True
     return response
+
+
+def _ends_in_zeros(message: pb.ModelInferRequest, decoded: DecodedRequest, model: LoadedModel) -> bool:
+    """Whether a sequence of several ends in zeros that nothing marks as padding, where a module has masks."""
+    masked_axes = model.manifest.lengths.values()
+    if not masked_axes or decoded.mask is not None:
+        return False
+    if any(tensor.name in model.axes_of_lengths for tensor in message.inputs):
+        return False
+    for spec in model.inputs:
+        ragged = decoded.inputs.get(spec.name)
+        if ragged is not None and spec.length_axis in masked_axes and len(ragged.lengths) > 1:
+            length = ragged.lengths[0]  # that of all, padding included
+            last_rows = ragged.rows[length - 1 :: length].reshape(len(ragged.lengths), -1)  # (B, d)
+            if length > 1 and not last_rows.any(axis=1).all():
+                return True
+    return False
 
 
 def output_type(field: str, parameters: Parameters) -> str:
@@ -223,18 +251,19 @@ def output_type(field: str, parameters: Parameters) -> str:
         message = "is not supported by this server; request the output without it"
         raise InvalidRequestError(f"{field}.parameters[{CLASSIFICATION}]", message)
     datatype = value_of(parameters[DATATYPE]) if DATATYPE in parameters else "FP32"
-    if datatype not in FLOATS:
-        raise InvalidRequestError(f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(FLOATS)}")
+    if datatype not in FLOAT_DTYPE_BY_NAME:
+        problem = f"must be one of {', '.join(FLOAT_DTYPE_BY_NAME)}"
+        raise InvalidRequestError(f"{field}.parameters[{DATATYPE}]", problem)
     return str(datatype)
 
 
 def token_texts(
-    request: DecodedRequest, model: LoadedModel, length: int, allowance: Allowance
+    decoded: DecodedRequest, model: LoadedModel, length: int, allowance: Allowance
 ) -> tuple[Shape, bytes]:
     """The shape (B, T) and the content of the output `tokens`.
 
     Args:
-        request: A request with token ids.
+        decoded: The request, with token ids.
         model: Its model, which takes text.
         length: Tokens of each sequence with padding.
         allowance: What the response may take.
@@ -243,12 +272,12 @@ def token_texts(
         LimitExceededError: The texts would be too large.
         OverloadedError: Their memory is not available.
     """
-    ids, encoder = request.inputs.get(model.inputs[0].name), model.text_encoder
-    if ids is None or encoder is None or ids.rows.dtype.kind not in "iu":
+    ids, tokenizer = decoded.inputs.get(model.inputs[0].name), model.tokenizer
+    if ids is None or tokenizer is None or ids.rows.dtype.kind not in "iu":
         return (0, 0), b""  # the request is refused when it is validated
     # A text has far fewer different tokens than tokens, and so have all texts of a request.
     different, indices = np.unique(ids.rows, return_inverse=True)
-    encoded = [text.encode(errors="replace") for text in encoder.texts_of(different.tolist())]
+    encoded = [text.encode(errors="replace") for text in tokenizer.texts_of(different.tolist())]
     elements = [SIZE.pack(len(text)) + text for text in encoded]
     sizes = np.array([len(element) for element in elements], np.int64)
     padding = len(ids.lengths) * length - len(ids.rows)

@@ -219,8 +219,8 @@ class ModelControl:
             ModelNotReadyError: The model does not exist, or a version failed and `strict` is set.
         """
         # Raised here, because an error refers to the variables of the function that raises it.
-        if refusal := self._load(name, strict=strict):
-            raise ModelNotReadyError(refusal)
+        if reason := self._load(name, strict=strict):
+            raise ModelNotReadyError(reason)
 
     def _load(self, name: str, *, strict: bool) -> str:
         served, loaded = self.repository.versions(name), dict[str, Model]()

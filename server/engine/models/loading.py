@@ -32,11 +32,11 @@ from attention_serving.artifact.manifest import (
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.server import machine
-from attention_serving.server.engine.limits import MAX_TOLERANCE, chosen_versions
+from attention_serving.server.engine.limits import MAX_TOLERANCE, select_versions
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model
-from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
+from attention_serving.server.engine.requests.tokenizer import TextLimits, TextTokenizer
 from attention_serving.server.engine.run.calibration import calibrate
 from attention_serving.server.engine.run.provider import Device, ProviderError
 from attention_serving.server.engine.run.session import OUT_OF_MEMORY, Session
@@ -78,7 +78,7 @@ class ModelStore:
         folder: The folder.
         device: Where graphs run.
         max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
-        policy: Which versions are served; see `chosen_versions`.
+        policy: Which versions are served; see `select_versions`.
         proof_keys: If there are any, each artifact must have a certificate that one of them verifies.
     """
 
@@ -103,7 +103,7 @@ class ModelStore:
 
     def chosen(self, name: str) -> list[str]:
         """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
-        return chosen_versions(self.policy, versions(self.folder, name))
+        return select_versions(self.policy, versions(self.folder, name))
 
     def artifacts(self) -> list[Key]:
         """Name and version of every artifact that the policy chooses.
@@ -193,7 +193,7 @@ class ModelStore:
 
 
 def memory_shortfall(files: Signature) -> str:
-    """Why an artifact cannot be loaded beside what is there; empty if it can."""
+    """Why an artifact cannot be loaded in addition to what is there; empty if it can."""
     needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(size for _, _, size, _ in files)
     free = machine.free_bytes()
     return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""
@@ -232,12 +232,12 @@ def load_model(
     if proof_keys:
         check_certificate(folder, manifest, proof_keys, content)
     files = ArtifactCopy(folder, manifest, content)
-    folder, encoder = files.folder, None
+    folder, tokenizer = files.folder, None
     if manifest.tokenizer:
-        with _explain_errors(tokenizer := folder / manifest.tokenizer, "the tokenizer does not load"):
-            encoder = TextEncoder(tokenizer)
+        with _explain_errors(path := folder / manifest.tokenizer, "the tokenizer does not load"):
+            tokenizer = TextTokenizer(path)
     golden = folder / manifest.golden
-    cases = golden_cases(folder, manifest, partial(_tokens, encoder, manifest) if encoder else None)
+    cases = golden_cases(folder, manifest, partial(_tokens, tokenizer, manifest) if tokenizer else None)
     with files.record_crash():
         sessions, parallel_sessions = _open_sessions(manifest, folder, device)
         for kind, session in sessions.items():
@@ -251,7 +251,7 @@ def load_model(
     return LoadedModel(
         manifest=manifest,
         sessions=sessions,
-        text_encoder=encoder,
+        tokenizer=tokenizer,
         measured_error=max(errors),
         provider=sessions[GraphKind.PLAIN].provider,
         digest=files.digest,
@@ -261,13 +261,15 @@ def load_model(
     )
 
 
-def _tokens(encoder: TextEncoder, manifest: Manifest, text: str, second: str | None = None) -> Arrays:
+def _tokens(tokenizer: TextTokenizer, manifest: Manifest, text: str, second: str | None = None) -> Arrays:
     """The inputs of one sequence that a request with a text, or with a pair of texts, has."""
     inputs = manifest.graphs[GraphKind.PLAIN].inputs
     most = manifest.max_lengths.get(str(inputs[0].axes[1]), sys.maxsize)
-    pairs = () if second is None else (second,)
+    second_texts = () if second is None else (second,)
     limits = TextLimits(text_tokens=most)
-    encoded = encoder.encode((text,), limits, pairs=pairs, truncates=True, types=len(inputs) > 1)
+    encoded = tokenizer.encode(
+        (text,), limits, second_texts=second_texts, truncates=True, types=len(inputs) > 1
+    )
     columns = [encoded.ids.rows] if encoded.types is None else [encoded.ids.rows, encoded.types.rows]
     return {spec.name: rows[np.newaxis] for spec, rows in zip(inputs, columns, strict=False)}
 

@@ -10,14 +10,15 @@ Shapes: L layers, H heads, Tq and Tk query and key rows; n spans of one sequence
 vector.
 """
 
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from attention_serving.artifact.manifest import GraphKind
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts
@@ -31,15 +32,15 @@ FLOAT_BYTES, SUM_BYTES = 4, 8
 LEAST_NORM = 1e-12
 
 
-def output_bytes(
-    request: DecodedRequest, model: LoadedModel, shapes: Sequence[SequencePlan], size: int
+def check_selection(
+    decoded: DecodedRequest, model: LoadedModel, plans: Sequence[SequencePlan], size: int
 ) -> tuple[int, int]:
     """Checks what a request selects; the size of its result, and the memory to make it, in bytes.
 
     Args:
-        request: The request.
+        decoded: The request.
         model: Its model.
-        shapes: The plans of its sequences.
+        plans: The plans of its sequences.
         size: The size of all outputs of its graph.
 
     Raises:
@@ -48,30 +49,31 @@ def output_bytes(
             within its sequence.
     """
     work = 0
-    if request.dimensions:
-        check_dimensions(request.dimensions, model)
-    if request.head_selection is not None:
-        pairs = sum([shape.lengths[0] * model.key_length(shape.lengths) for shape in shapes])
-        size -= FLOAT_BYTES * _unselected_heads(request.head_selection, model) * pairs
-    if request.offsets is not None:
-        size += request.offsets.rows.nbytes
-    if request.spans is not None:
-        encoder, lengths = check_pooling(model), [shape.lengths[0] for shape in shapes]
-        check_spans(request.spans, lengths, unit="token", noun="sequence")
-        embeddings = len(request.spans.rows) - len(lengths)
+    if decoded.dimensions:
+        check_dimensions(decoded.dimensions, model)
+    if decoded.head_selection is not None and model.weights_output is not None:
+        unselected = _unselected_heads(decoded.head_selection, model.weights_output, model.name)
+        axes = model.weights_output.axes[-2:]
+        for plan in plans:
+            rows = [plan.sizes[axis] if isinstance(axis, str) else axis for axis in axes]
+            size -= FLOAT_BYTES * unselected * math.prod(rows)
+    if decoded.offsets is not None:
+        size += decoded.offsets.rows.nbytes
+    if decoded.spans is not None:
+        encoder, lengths = check_pooling(model), [plan.lengths[0] for plan in plans]
+        check_spans(decoded.spans, lengths, unit="token", noun="sequence")
+        embeddings = len(decoded.spans.rows) - len(lengths)
         size += FLOAT_BYTES * (embeddings * encoder.embedding_width - sum(lengths) * encoder.width)
         # One sequence is pooled at a time, in double precision: see `_linear`.
-        work = SUM_BYTES * (1 + max(lengths) + 2 * max(request.spans.lengths)) * encoder.width
+        work = SUM_BYTES * (1 + max(lengths) + 2 * max(decoded.spans.lengths)) * encoder.width
     return size, work
 
 
-def _unselected_heads(selection: HeadSelection, model: LoadedModel) -> int:
+def _unselected_heads(selection: HeadSelection, weights: TensorSpec, model: str) -> int:
     """Checks a selection; returns the number of heads of all layers that it leaves out."""
-    outputs = model.manifest.graphs[GraphKind.WEIGHTS].outputs
-    axes = next(spec.axes for spec in outputs if spec.name == ATTENTION_WEIGHTS)
-    *layers, heads = [int(axis) for axis in axes[1:-2]]
+    *layers, heads = [int(axis) for axis in weights.axes[1:-2] or (1,)]
     if selection.layers and not layers:
-        raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
+        raise InvalidRequestError(LAYERS, f"must be empty: model {model!r} is not a text encoder")
     for field, indices, count in zip((LAYERS, HEADS), selection, (sum(layers), heads), strict=True):
         if wrong := [index for index in indices[: count + 1] if index >= count]:
             raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
@@ -85,10 +87,11 @@ def select(weights: Array, selection: HeadSelection) -> Array:
     """A copy of the selected weights.
 
     Args:
-        weights: (L, H, Tq, Tk), or (H, Tq, Tk) of a model that is not a text encoder.
+        weights: (L, H, Tq, Tk), or (H, Tq, Tk) or (Tq, Tk) of a model that is not a text encoder.
         selection: Layers and heads, in the order of the result.
     """
-    *layers, heads, _, _ = weights.shape
+    *layers, heads = weights.shape[:-2] or (1,)
+    weights = weights.reshape(*layers, heads, *weights.shape[-2:])
     chosen = [selection.layers or range(count) for count in layers]
     selected: Array = weights[np.ix_(*chosen, selection.heads or range(heads))]
     return selected
@@ -108,7 +111,9 @@ def check_dimensions(dimensions: int, model: LoadedModel) -> None:
         raise InvalidRequestError(DIMENSIONS, problem)
 
 
-def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int) -> dict[str, list[Array]]:
+def shorten_embeddings(
+    outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int
+) -> dict[str, list[Array]]:
     """The outputs of a request with its embeddings (..., d) cut to (..., dimensions), normalised again."""
     if not dimensions or model.encoder is None or EMBEDDING not in outputs:
         return outputs
@@ -195,7 +200,7 @@ def check_pooling(model: LoadedModel) -> EncoderFacts:
     return encoder
 
 
-def with_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:
+def pool_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:
     """The outputs of one sequence with the embeddings (n, d) of its spans, and without token vectors."""
     further = {name: output for name, output in outputs.items() if name != CONTEXT_VECTORS}
     return {**further, EMBEDDING: pool(outputs[CONTEXT_VECTORS], spans, encoder)}

@@ -34,7 +34,7 @@ class SequenceInputs:
         head_selection: Which attention weights are returned; None for all.
         request: Its request, once that is queued.
         index: Its place in the request.
-        turn: When it is its turn; see `server.engine.schedule.queue`.
+        start_tag: When it is its turn; see `server.engine.schedule.queue`.
     """
 
     inputs: Mapping[str, Array]
@@ -44,7 +44,7 @@ class SequenceInputs:
     head_selection: HeadSelection | None = None
     request: "Request" = field(init=False)
     index: int = field(init=False)
-    turn: float = field(init=False)
+    start_tag: float = field(init=False)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -65,8 +65,8 @@ class Plan:
         graph: The graph that computes its sequences, of which long ones run in blocks.
         lengths: Rows of each sequence, for each of the model's inputs.
         sequences: The plan of each sequence.
-        held_bytes: Memory that a request takes in addition: its masks at one byte for each flag, the result,
-            and the serialized reply.
+        required_bytes: Memory that a request takes in addition: its masks at one byte for each flag, the
+            result, and the serialized reply.
         dimensions: Number of leading elements of each embedding; 0 for all.
         seconds: Sum of the expected durations of a run of each of its sequences alone.
         longest: The sequence whose run is expected to take longest.
@@ -75,7 +75,7 @@ class Plan:
     graph: GraphKind
     lengths: tuple[tuple[int, ...], ...]
     sequences: tuple[SequencePlan, ...]
-    held_bytes: int
+    required_bytes: int
     dimensions: int = 0
     seconds: float = field(init=False)
     longest: SequencePlan = field(init=False)
@@ -84,7 +84,7 @@ class Plan:
         self.seconds = sum([sequence.seconds for sequence in self.sequences])
         self.longest = max(self.sequences, key=attrgetter("seconds"))
 
-    def fill(
+    def make_request(
         self, model: LoadedModel, rows: Mapping[str, Array], deadline: float, caller: Caller
     ) -> "Request":
         """A request of this plan, without masks and spans.
@@ -130,9 +130,9 @@ class Request:
         number: Its place in the order of arrival.
         share: Its caller, among those in the queue.
         queued_seconds: Sum of the expected durations of its sequences that are in the queue.
-        queued: Number of its sequences that are in the queue; of a request of one, at the start.
-        missing: Number of sequences without a result.
-        outputs: The outputs of each sequence by name; empty for those that are missing.
+        queued_sequences: Number of its sequences that are in the queue; of a request of one, at the start.
+        unfinished_sequences: Number of sequences without a result.
+        outputs: The outputs of each sequence by name; empty for those without a result.
         is_done: Whether it has ended or was withdrawn. Set by the queue, with the lock of the engine.
         outcome: The result or an error; None before, and if it was withdrawn.
     """
@@ -145,8 +145,8 @@ class Request:
     number: int
     share: CallerShare
     queued_seconds: float
-    queued: int
-    missing: int
+    queued_sequences: int
+    unfinished_sequences: int
     outputs: list[Mapping[str, Array]]
 
     def __init__(
@@ -182,8 +182,8 @@ class Request:
         except Exception:  # other requests must still end
             log.exception("callback failed")
 
-    def result(self) -> Result:
-        """The result, once.
+    def take_result(self) -> Result:
+        """Returns the result, once.
 
         Raises:
             EngineError: The request failed.

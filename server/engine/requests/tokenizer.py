@@ -75,8 +75,8 @@ class EncodedTexts(NamedTuple):
     types: Ragged | None = None
 
 
-class TextEncoder:
-    """Encodes the texts of a request. May be used by several threads."""
+class TextTokenizer:
+    """Turns the texts of a request into token ids. May be used by several threads."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
@@ -103,7 +103,7 @@ class TextEncoder:
         limits: TextLimits = UNLIMITED,
         deadline: float = math.inf,
         *,
-        pairs: tuple[Text, ...] = (),
+        second_texts: tuple[Text, ...] = (),
         prefix: str = "",
         truncates: bool = False,
         offsets: bool = False,
@@ -113,10 +113,10 @@ class TextEncoder:
 
         Args:
             texts: The texts. One that is given as UTF-8 is decoded when it is encoded, so that only one text
-                at a time needs memory beside the request.
+                at a time needs memory in addition to the request.
             limits: Bounds of the texts.
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
-            pairs: The second text of each pair, without offsets; empty for single texts.
+            second_texts: The second text of each pair, without offsets; empty for single texts.
             prefix: Is put before each text.
             truncates: Whether a text with too many tokens is cut to its first ones, special tokens included.
                 Of a pair, the longer text is cut, and then both.
@@ -136,8 +136,9 @@ class TextEncoder:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
             name, second_text = f"text {index}", None
             text = prefix + _decode(name, texts[index], limits.text_bytes)
-            if pairs:
-                second_text = _decode(f"the second text of pair {index}", pairs[index], limits.text_bytes)
+            if second_texts:
+                name_of_second = f"the second text of pair {index}"
+                second_text = _decode(name_of_second, second_texts[index], limits.text_bytes)
             encoding, second, cut = self._tokens(
                 name, text, second_text, limits.text_tokens, truncates=truncates, offsets=offsets
             )

@@ -1,6 +1,6 @@
 """Turns a decoded request into a validated one, or says which field is wrong and why.
 
-Texts become token ids first, with `encode_texts`, within the limits of the server and the model.
+Texts become token ids first, with `tokenize_texts`, within the limits of the server and the model.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.outputs import SPANS, output_bytes, token_spans
+from attention_serving.server.engine.requests.outputs import SPANS, check_selection, token_spans
 from attention_serving.server.engine.requests.request import Plan, Request, split
 from attention_serving.server.engine.requests.tokenizer import TEXT, TextLimits
 from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged, SequencePlan
@@ -25,99 +25,103 @@ from attention_serving.server.engine.types import Array, DecodedRequest, Mask, M
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
 PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return_offsets"
-# The options of a request that only texts have, and what they are without.
-TEXT_OPTIONS = {PAIRS: (), PROMPT: None, TRUNCATE: None, RETURN_OFFSETS: False}
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
-def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Request:
+def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Request:
     """Checks a request without texts against its model and the server's limits, and chooses its graph.
 
     Raises:
         InvalidRequestError: The request is wrong; names the field at fault.
         LimitExceededError: The request or its result would be too large.
     """
-    graph = _choose_graph(request, model)
-    shapes = [model.plan(graph, sizes) for sizes in _sizes(request, model, limits)]
+    kind = _choose_graph(decoded, model)
+    plans = [model.plan(kind, sizes) for sizes in _check_sequence_lengths(decoded, model, limits)]
     rows, lengths = dict[str, Array](), list[tuple[int, ...]]()
     for spec in model.inputs:
-        ragged = _rows(spec, request, model)
+        ragged = _rows(spec, decoded, model)
         rows[spec.name] = ragged.rows
         lengths.append(ragged.lengths)
-    result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), shapes)), 0
-    if request.dimensions or request.head_selection or request.spans or request.offsets:
-        result_bytes, work_bytes = output_bytes(request, model, shapes, result_bytes)
+    result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), plans)), 0
+    if decoded.dimensions or decoded.head_selection or decoded.spans or decoded.offsets:
+        result_bytes, work_bytes = check_selection(decoded, model, plans, result_bytes)
     if result_bytes > limits.max_result_bytes:
-        field = model.inputs[0].name if request.spans is None else SPANS
-        field = RETURN_WEIGHTS if request.return_weights else field
+        field = model.inputs[0].name if decoded.spans is None else SPANS
+        field = RETURN_WEIGHTS if decoded.return_weights else field
         problem = f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         raise LimitExceededError(field, problem)
-    largest = max(shapes, key=attrgetter("run_bytes"))
+    largest = max(plans, key=attrgetter("run_bytes"))
     if (size := largest.run_bytes) > limits.max_run_bytes:
-        problem = f"sequence {shapes.index(largest)} needs about {size} bytes of memory for its run"
+        problem = f"sequence {plans.index(largest)} needs about {size} bytes of memory for its run"
         advice = f"the limit is {limits.max_run_bytes}; send shorter sequences or raise max_memory"
         raise LimitExceededError(model.inputs[0].name, f"{problem}; {advice}")
-    masks = [] if request.mask is None else _split_mask(request.mask, model, shapes)
+    masks = [] if decoded.mask is None else _split_mask(decoded.mask, model, plans)
     plan = Plan(
-        graph=graph,
+        graph=kind,
         lengths=tuple(lengths),
-        sequences=tuple(shapes),
-        held_bytes=sum(map(attrgetter("nbytes"), masks)) + 2 * result_bytes + work_bytes,
-        dimensions=request.dimensions,
+        sequences=tuple(plans),
+        required_bytes=sum(map(attrgetter("nbytes"), masks)) + 2 * result_bytes + work_bytes,
+        dimensions=decoded.dimensions,
     )
-    validated = plan.fill(model, rows, request.deadline, request.caller)
-    spans = [] if request.spans is None else split(request.spans.rows, request.spans.lengths)
+    validated = plan.make_request(model, rows, decoded.deadline, decoded.caller)
+    spans = [] if decoded.spans is None else split(decoded.spans.rows, decoded.spans.lengths)
     for sequence, mask, item in zip_longest(validated.sequences, masks, spans):
-        sequence.mask, sequence.spans, sequence.head_selection = mask, item, request.head_selection
+        sequence.mask, sequence.spans, sequence.head_selection = mask, item, decoded.head_selection
     return validated
 
 
-def encode_texts(
-    request: DecodedRequest, model: LoadedModel, limits: Limits, reservation: Reservation | None = None
+def tokenize_texts(
+    decoded: DecodedRequest, model: LoadedModel, limits: Limits, reservation: Reservation | None = None
 ) -> DecodedRequest:
     """The request with token ids in place of its texts; the same request if it does not contain texts.
 
     Args:
-        request: A decoded request.
+        decoded: A decoded request.
         model: The requested model.
-        limits: The server's limits, which hold while the texts are encoded.
+        limits: The server's limits, which hold while the texts are tokenized.
         reservation: Receives the memory of the token ids and offsets before they are made.
 
     Raises:
         InvalidRequestError: The model does not take the texts, or a span is not a part of one.
         LimitExceededError: There are too many texts, or they are too long.
-        DeadlineExceededError: The deadline passed before all texts were encoded.
+        DeadlineExceededError: The deadline passed before all texts were tokenized.
         OverloadedError: The memory of the token ids is not available.
     """
-    if not request.texts:
-        for field, default in TEXT_OPTIONS.items():
-            if getattr(request, field) != default:
+    if not decoded.texts:
+        text_options = {
+            PAIRS: decoded.second_texts,
+            PROMPT: decoded.prompt is not None,
+            TRUNCATE: decoded.truncate is not None,
+            RETURN_OFFSETS: decoded.return_offsets,
+        }
+        for field, is_set in text_options.items():
+            if is_set:
                 raise InvalidRequestError(field, "needs text; the request has none")
-        return request
-    if request.inputs:
-        problem = f"cannot be combined with {', '.join(request.inputs)}; send one of them"
+        return decoded
+    if decoded.inputs:
+        problem = f"cannot be combined with {', '.join(decoded.inputs)}; send one of them"
         raise InvalidRequestError(TEXT, problem)
-    if model.text_encoder is None:
+    if model.tokenizer is None:
         problem = f"model {model.name!r} takes {', '.join(model.inputs_by_name)}, not text"
         raise InvalidRequestError(TEXT, problem)
-    limits.check_sequences(TEXT, len(request.texts))
-    bounds, prefix, truncates = _text_limits(model, limits), _prompt(request, model), request.truncate
+    limits.check_sequences(TEXT, len(decoded.texts))
+    bounds, prefix, truncates = _text_limits(model, limits), _prompt(decoded, model), decoded.truncate
     if truncates is None:
         facts = model.encoder or model.classifier
         truncates = facts is not None and facts.truncates
-    offsets = request.return_offsets or request.spans is not None
-    if request.pairs:
-        _check_pairs(request, model)
+    offsets = decoded.return_offsets or decoded.spans is not None
+    if decoded.second_texts:
+        _check_second_texts(decoded, model)
     types = model.takes_token_types
     if reservation is not None:
-        characters = sum(map(len, (*request.texts, *request.pairs))) + len(prefix) * len(request.texts)
+        characters = sum(map(len, (*decoded.texts, *decoded.second_texts))) + len(prefix) * len(decoded.texts)
         token_bytes = TOKEN_BYTES * (1 + types) + (OFFSET_BYTES if offsets else 0)
         reservation.add(token_bytes * min(bounds.tokens, characters))
-    encoded = model.text_encoder.encode(
-        request.texts,
+    encoded = model.tokenizer.encode(
+        decoded.texts,
         bounds,
-        request.deadline,
-        pairs=request.pairs,
+        decoded.deadline,
+        second_texts=decoded.second_texts,
         prefix=prefix,
         truncates=truncates,
         offsets=offsets,
@@ -127,31 +131,31 @@ def encode_texts(
     if encoded.types is not None:
         inputs[TOKEN_TYPES] = encoded.types
     return dataclasses.replace(
-        request,
+        decoded,
         texts=(),
-        pairs=(),
+        second_texts=(),
         inputs=inputs,
         truncated=encoded.truncated,
-        spans=None if request.spans is None else token_spans(request.spans, encoded),
-        offsets=encoded.offsets if request.return_offsets else None,
+        spans=None if decoded.spans is None else token_spans(decoded.spans, encoded),
+        offsets=encoded.offsets if decoded.return_offsets else None,
     )
 
 
-def _check_pairs(request: DecodedRequest, model: LoadedModel) -> None:
+def _check_second_texts(decoded: DecodedRequest, model: LoadedModel) -> None:
     """Refuses second texts that the model does not take, or that are not one for each text."""
     if model.classifier is None:
         raise InvalidRequestError(PAIRS, f"model {model.name!r} is not a text classifier, and takes no pairs")
-    if len(request.pairs) != len(request.texts):
-        problem = f"has {len(request.pairs)} second texts; the request has {len(request.texts)} texts"
+    if len(decoded.second_texts) != len(decoded.texts):
+        problem = f"has {len(decoded.second_texts)} second texts; the request has {len(decoded.texts)} texts"
         raise InvalidRequestError(PAIRS, problem)
-    if request.return_offsets:
+    if decoded.return_offsets:
         raise InvalidRequestError(RETURN_OFFSETS, "needs single texts; the request has pairs")
 
 
-def _prompt(request: DecodedRequest, model: LoadedModel) -> str:
+def _prompt(decoded: DecodedRequest, model: LoadedModel) -> str:
     """The text that is put before each text of a request."""
     prompts, default = (model.encoder.prompts, model.encoder.default_prompt) if model.encoder else ({}, "")
-    name = default if request.prompt is None else request.prompt
+    name = default if decoded.prompt is None else decoded.prompt
     if name and name not in prompts:
         advice = f"must be one of {', '.join(prompts)}" if prompts else f"model {model.name!r} has no prompts"
         raise InvalidRequestError(PROMPT, f"is {name[:100]!r}; {advice}")
@@ -170,28 +174,32 @@ def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     return TextLimits(limits.max_text_bytes, min(most, limits.max_sequence_length), tokens)
 
 
-def _choose_graph(request: DecodedRequest, model: LoadedModel) -> GraphKind:
+def _choose_graph(decoded: DecodedRequest, model: LoadedModel) -> GraphKind:
     """The cheapest graph that computes a sequence of the request. Modules may lack masks and weights."""
     graphs = model.manifest.graphs
-    if request.mask is not None and GraphKind.MASK not in graphs:
+    if decoded.mask is not None and GraphKind.MASK not in graphs:
         raise InvalidRequestError(MASK, f"model {model.name!r} does not take a mask")
-    if request.head_selection is not None and not request.return_weights:
+    if decoded.head_selection is not None and not decoded.return_weights:
         raise InvalidRequestError(HEAD_SELECTION, "needs return_weights")
-    if request.return_weights and GraphKind.WEIGHTS not in graphs:
-        raise InvalidRequestError(RETURN_WEIGHTS, f"model {model.name!r} does not have attention weights")
-    if request.return_weights:
+    if decoded.return_weights and model.weights_output is None:
+        problem = f"model {model.name!r} does not have attention weights: none of its outputs "
+        shapes = f"({', '.join(model.outputs)}) is (B, H, Tq, Tk) or (B, Tq, Tk) with rows that sum to 1"
+        raise InvalidRequestError(RETURN_WEIGHTS, problem + shapes)
+    if decoded.return_weights and GraphKind.WEIGHTS in graphs:
         return GraphKind.WEIGHTS
-    if (request.return_tokens or request.spans is not None) and GraphKind.TOKENS in graphs:
+    if (decoded.return_tokens or decoded.spans is not None) and GraphKind.TOKENS in graphs:
         return GraphKind.TOKENS
-    return GraphKind.PLAIN if request.mask is None else GraphKind.MASK
+    return GraphKind.PLAIN if decoded.mask is None else GraphKind.MASK
 
 
-def _sizes(request: DecodedRequest, model: LoadedModel, limits: Limits) -> list[tuple[int, ...]]:
+def _check_sequence_lengths(
+    decoded: DecodedRequest, model: LoadedModel, limits: Limits
+) -> list[tuple[int, ...]]:
     """The length of each sequence on each of the model's axes, on which its inputs must agree.
 
     Lengths are checked before anything is made of them.
     """
-    inputs = request.inputs
+    inputs = decoded.inputs
     for name in inputs:
         model.input(name)
     bound: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -199,7 +207,7 @@ def _sizes(request: DecodedRequest, model: LoadedModel, limits: Limits) -> list[
         if name not in inputs:
             if name in model.optional_inputs:
                 continue
-            raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_names}")
+            raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_list}")
         row_counts = inputs[name].lengths
         _check_lengths(name, row_counts, spec, model, limits)
         other, expected = bound.setdefault(str(spec.length_axis), (name, row_counts))
@@ -239,14 +247,14 @@ def _check_lengths(
         raise LimitExceededError(name, f"a sequence has {odd} rows; this model takes multiples of {step}")
 
 
-def _rows(spec: TensorSpec, request: DecodedRequest, model: LoadedModel) -> Ragged:
+def _rows(spec: TensorSpec, decoded: DecodedRequest, model: LoadedModel) -> Ragged:
     """An input with the right number of rows, their element type and width, and the range of ids.
 
     `positions` count from 0 in each sequence if none were sent, and token types are 0.
     """
-    name, sent = spec.name, request.inputs.get(spec.name)
+    name, sent = spec.name, decoded.inputs.get(spec.name)
     if sent is None:
-        lengths = request.inputs[model.inputs[0].name].lengths
+        lengths = decoded.inputs[model.inputs[0].name].lengths
         if name == TOKEN_TYPES:
             return Ragged(np.zeros(sum(lengths), np.int64), lengths)
         starts = map(model.first_position, lengths)
@@ -266,11 +274,20 @@ def _rows(spec: TensorSpec, request: DecodedRequest, model: LoadedModel) -> Ragg
     if model.manifest.refuses_nan and spec.data_type == "float32" and np.isnan(rows.min()):
         raise InvalidRequestError(name, "contains NaN, which this model does not carry to its results")
     if (bound := spec.exclusive_upper_bound) is not None:
-        least, most = rows.min(), rows.max()
-        if least < 0 or most >= bound:
-            wrong = least if least < 0 else most
-            raise InvalidRequestError(name, f"contains id {wrong}; ids must be between 0 and {bound - 1}")
+        _check_ids(name, rows, bound)
     return sent
+
+
+def _check_ids(name: str, ids: Array, bound: int | tuple[int, ...]) -> None:
+    """Checks the range of ids, which differs between the columns of (B, F) if there are several bounds."""
+    columns = ids.reshape(-1, *np.shape(bound))
+    least, most = columns.min(axis=0), columns.max(axis=0)
+    if not np.any((least < 0) | (most >= bound)):
+        return
+    for low, high, limit in zip(*np.atleast_1d(least, most, bound), strict=True):
+        if low < 0 or high >= limit:
+            wrong = low if low < 0 else high
+            raise InvalidRequestError(name, f"contains id {wrong}; ids must be between 0 and {limit - 1}")
 
 
 def _width(shape: Sequence[object]) -> str:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,10 +38,10 @@ Size: TypeAlias = tuple[int, int]
 
 def calibrate(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost of runs of each of its graphs."""
-    runs = {kind: _run_cost(model, kind) for kind in model.sessions if kind not in OF_CONTEXTS}
+    run_costs = {kind: _run_cost(model, kind) for kind in model.sessions if kind not in OF_CONTEXTS}
     model.shrink_arena()
-    context = _context_cost(model) if GraphKind.CONTEXT in model.sessions else UNTIMED_CONTEXT
-    return dataclasses.replace(model, costs=Costs(runs, context))
+    context_cost = _context_cost(model) if GraphKind.CONTEXT in model.sessions else UNTIMED_CONTEXT
+    return dataclasses.replace(model, costs=Costs(run_costs, context_cost))
 
 
 def _run_cost(model: LoadedModel, kind: GraphKind) -> RunCost:
@@ -95,19 +95,19 @@ def _random_context(model: LoadedModel, rows: int) -> Context:
     return Context(id="", nbytes=0, tensors=tensors, length=rows)
 
 
-def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> SequenceInputs:
+def _random_sequence(model: LoadedModel, kind: GraphKind, length: int) -> SequenceInputs:
     """A sequence of noise, because zeros are faster than what callers send."""
     rng = np.random.default_rng(length)
     inputs: dict[str, Array] = {}
     for spec in model.inputs:
         rows = length if isinstance(spec.length_axis, str) else spec.length_axis
         shape = [rows, *(axis for axis in spec.axes[2:] if isinstance(axis, int))]
-        bound = spec.exclusive_upper_bound or length
+        bound: Any = spec.exclusive_upper_bound or length
         noise = rng.integers(bound, size=shape) if spec.data_type == "int64" else rng.random(shape)
         inputs[spec.name] = noise.astype(spec.data_type)
-    masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
+    masked = kind in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
-    return SequenceInputs(inputs, mask, model.plan(graph, model.lengths(length)))
+    return SequenceInputs(inputs, mask, model.plan(kind, model.lengths(length)))
 
 
 def fit(operations: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:

@@ -10,7 +10,6 @@ from operator import attrgetter, is_
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
 from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     BLOCK_ROWS,
@@ -19,30 +18,30 @@ from attention_serving.artifact.manifest import (
     TensorSpec,
 )
 from attention_serving.server.engine.model import ContextModel, LoadedModel
-from attention_serving.server.engine.requests.outputs import select, with_spans
+from attention_serving.server.engine.requests.outputs import pool_spans, select
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array, Context
 
 Outputs = dict[str, Array]
 # When a run started, had its inputs, had its outputs, and ended, on `time.monotonic`'s clock.
-Moments = tuple[float, float, float, float]
+RunTimestamps = tuple[float, float, float, float]
 _plan = attrgetter("plan")
 
 
 def run_batch(
     model: LoadedModel,
-    graph: GraphKind,
+    kind: GraphKind,
     sequences: Sequence[SequenceInputs],
     control: RunControl | None = None,
     *,
     parallel: bool = False,
-) -> tuple[list[Outputs], Moments]:
+) -> tuple[list[Outputs], RunTimestamps]:
     """Runs sequences together on one graph.
 
     Args:
         model: The model of all sequences.
-        graph: The graph that runs them.
+        kind: The graph that runs them.
         sequences: What to run.
         control: Can end the run early.
         parallel: Whether the run uses all threads instead of the caller's.
@@ -53,22 +52,23 @@ def run_batch(
     Raises:
         MemoryError: The run needs more memory than the runtime may take.
     """
-    tensors, started = model.manifest.graphs[graph], time.monotonic()
-    session = (model.parallel_sessions if parallel else model.sessions)[graph]
+    graph, started = model.manifest.graphs[kind], time.monotonic()
+    session = (model.parallel_sessions if parallel else model.sessions)[kind]
     split = _split
     if isinstance(model, ContextModel):
-        inputs, split = _concatenate(model.context, tensors, sequences, session), _split_rows
+        inputs, split = _concatenate(model.context, graph, sequences, session), _split_rows
     else:
-        inputs = {spec.name: _pad(model, spec, sequences) for spec in tensors.inputs}
+        inputs = {spec.name: _pad(model, spec, sequences) for spec in graph.inputs}
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
-    results = split(tensors, outputs, sequences)
+    results = split(graph, outputs, sequences)
     for at, sequence in enumerate(sequences):
-        if sequence.head_selection is not None:
-            results[at][ATTENTION_WEIGHTS] = select(results[at][ATTENTION_WEIGHTS], sequence.head_selection)
+        if sequence.head_selection is not None and model.weights_output is not None:
+            name = model.weights_output.name
+            results[at][name] = select(results[at][name], sequence.head_selection)
         if sequence.spans is not None and model.encoder is not None:
-            results[at] = with_spans(results[at], sequence.spans, model.encoder)
+            results[at] = pool_spans(results[at], sequence.spans, model.encoder)
     return results, (started, prepared, computed, time.monotonic())
 
 

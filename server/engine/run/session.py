@@ -77,7 +77,7 @@ class Session:
         """
         runtime = device.provider.runtime
         on_host = runtime.uses_host_cores
-        self._turn: AbstractContextManager[object] = nullcontext() if on_host else _DEVICE
+        self._device_lock: AbstractContextManager[object] = nullcontext() if on_host else _DEVICE
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = device.threads if on_host else 1
         options.enable_mem_pattern = False
@@ -91,7 +91,7 @@ class Session:
         if not on_host:  # for operators that the device lacks
             providers.append((Provider.CPU.runtime.name, {}))
         # By default it would retry on the CPU after a failure, and print about it to standard output.
-        with self._turn:
+        with self._device_lock:
             self._session = onnxruntime.InferenceSession(
                 path,
                 options,
@@ -126,7 +126,7 @@ class Session:
         """
         options = control.options if control else None
         try:
-            with self._turn:
+            with self._device_lock:
                 outputs = self._session.run(self.outputs, inputs, options)
         except Exception as error:  # ONNX Runtime does not raise a specific type
             if any(text in str(error) for text in OUT_OF_MEMORY):

@@ -10,9 +10,9 @@ from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.session import RunControl
 
 # A run that takes this many times its fixed cost does not accept sequences of other requests.
-FULL_AT_CALL_COSTS = 20
+FULL_AT_FIXED_COSTS = 20
 # A run that takes fewer times its fixed cost is not divided among free slots.
-DIVIDED_AT_CALL_COSTS = 4
+DIVIDED_AT_FIXED_COSTS = 4
 # All threads compute one run if that is faster, and if all other work is at most this part of it.
 OTHER_WORK_SHARE = 0.1
 # A batch is complete once so many sequences would have cost more in it than on their own: others are farther.
@@ -51,7 +51,7 @@ class Batch:
             limits: Bounds of a batch of several sequences.
             head: The oldest sequence.
             max_bytes: Memory that the run may take if further sequences join.
-            max_seconds: Work (`seconds_alone`) that is left to this batch if others run beside it.
+            max_seconds: Work (`seconds_alone`) that is left to this batch if others run at the same time.
         """
         plan = head.plan
         self.model = head.request.model
@@ -66,7 +66,7 @@ class Batch:
         self.run_seconds = self._expected_seconds = 0.0
         self.control: RunControl | None = None
         self.number = 0
-        self._call_seconds = plan.call_seconds
+        self._fixed_seconds = plan.fixed_seconds
 
     def __iter__(self) -> Iterator[SequenceInputs]:
         return iter(self.sequences)
@@ -82,7 +82,7 @@ class Batch:
     @property
     def is_closed(self) -> bool:
         """Whether no sequence of another request may join."""
-        return self.is_full or self._takes(FULL_AT_CALL_COSTS)
+        return self.is_full or self._takes(FULL_AT_FIXED_COSTS)
 
     def take_same_shape(self, bucket: deque[SequenceInputs], now: float) -> None:
         """Takes the first sequences of a bucket as long as they are like that of the batch, and fit.
@@ -96,7 +96,7 @@ class Batch:
         """
         sequences, plan = self.sequences, self.sequences[0].plan
         earliest = now + self.model.least_seconds(plan)
-        for sequence in islice(bucket, max(0, self._most_alike() - 1)):
+        for sequence in islice(bucket, max(0, self._max_identical_sequences() - 1)):
             request = sequence.request
             is_same = sequence.plan is plan or sequence.plan == plan  # two caches may have made them
             if not is_same or request.is_done or request.deadline < earliest or len(request.sequences) > 1:
@@ -104,19 +104,19 @@ class Batch:
             sequences.append(sequence)
         for _ in range(len(sequences) - 1):
             bucket.popleft()
-        self.seconds = self._call_seconds + len(sequences) * (plan.seconds - self._call_seconds)
+        self.seconds = self._fixed_seconds + len(sequences) * (plan.seconds - self._fixed_seconds)
         self.seconds_alone = len(sequences) * plan.seconds
         self._query_rows = len(sequences) * plan.lengths[0]
 
-    def _most_alike(self) -> int:
+    def _max_identical_sequences(self) -> int:
         """How many sequences like the first may be in the batch, each of another request: see `_admits`."""
-        plan, call = self.sequences[0].plan, self._call_seconds
+        plan, fixed = self.sequences[0].plan, self._fixed_seconds
         most = min(self._max_sequences, self._max_bytes // plan.run_bytes)
-        if (marginal := plan.seconds - call) > 0:
+        if (marginal := plan.seconds - fixed) > 0:
             # One more may join while the run takes no more than so many times its fixed cost.
-            full, divided = FULL_AT_CALL_COSTS - 1, DIVIDED_AT_CALL_COSTS - 1
-            share = max(1 + divided * call // marginal, self._max_seconds // plan.seconds)
-            most = min(most, 1 + full * call // marginal, share)
+            full, divided = FULL_AT_FIXED_COSTS - 1, DIVIDED_AT_FIXED_COSTS - 1
+            share = max(1 + divided * fixed // marginal, self._max_seconds // plan.seconds)
+            most = min(most, 1 + full * fixed // marginal, share)
         return int(most)
 
     def add(self, sequence: SequenceInputs) -> None:
@@ -125,7 +125,7 @@ class Batch:
         if self._admits(sequence) and count * sequence.plan.run_bytes <= self._max_bytes:
             self.sequences.append(sequence)
             self._query_rows += sequence.lengths[0]
-            self.seconds = self._call_seconds + count * (sequence.plan.seconds - self._call_seconds)
+            self.seconds = self._fixed_seconds + count * (sequence.plan.seconds - self._fixed_seconds)
             self.seconds_alone += sequence.plan.seconds
 
     def add_padded(self, nearest: Iterable[SequenceInputs]) -> None:
@@ -149,14 +149,14 @@ class Batch:
         query_rows = self._query_rows + sequence.lengths[0]
         size = self.model.run_size(len(self.sequences) + 1, lengths, query_rows)
         # Once mixed, a batch keeps the graph that it needs for that.
-        graph = self.model.mixed_graph(self.graph)
-        seconds = self.model.seconds(graph, *size)
+        kind = self.model.mixed_graph(self.graph)
+        seconds = self.model.seconds(kind, *size)
         if seconds > self.seconds + sequence.plan.seconds:
             return False
-        if self.model.run_bytes(graph, *size) > self._max_bytes:
+        if self.model.run_bytes(kind, *size) > self._max_bytes:
             return False
-        if graph is not self.graph:
-            self.graph, self._call_seconds = graph, self.model.cost(graph).call
+        if kind is not self.graph:
+            self.graph, self._fixed_seconds = kind, self.model.run_cost(kind).fixed
         self.sequences.append(sequence)
         self._lengths, self._query_rows, self.seconds = lengths, query_rows, seconds
         self.seconds_alone += sequence.plan.seconds
@@ -166,7 +166,7 @@ class Batch:
         """Takes no further sequence, and is run on all threads if that is faster and nothing else needs them.
 
         Args:
-            other_seconds: Work that is queued or running beside the batch.
+            other_seconds: Other work that is queued or running.
         """
         model, plan = self.model, self.sequences[0].plan
         if len(self.sequences) == 1:
@@ -185,8 +185,8 @@ class Batch:
         pace = model.costs.paces[self.graph]
         self.is_parallel, self.seconds = pace.choose(expected, is_alone=self._is_alone)
 
-    def learn(self) -> None:
-        """Lets what is expected of further runs follow this one, if it ran alone from beginning to end."""
+    def record_duration(self) -> None:
+        """Adjusts the pace of the model to this run, if it ran alone from beginning to end."""
         if self._is_alone and self.run_seconds:
             pace = self.model.costs.paces[self.graph]
             pace.observe(self._expected_seconds, self.run_seconds, parallel=self.is_parallel)
@@ -195,11 +195,11 @@ class Batch:
         """Whether the batch may become larger, and is not so long that the sequence should run in another."""
         if self.is_full or sequence.plan.runs_alone:
             return False
-        if sequence.request is not self.sequences[0].request and self._takes(FULL_AT_CALL_COSTS):
+        if sequence.request is not self.sequences[0].request and self._takes(FULL_AT_FIXED_COSTS):
             return False
         exceeds_share = self.seconds_alone + sequence.plan.seconds > self._max_seconds
-        return not (exceeds_share and self._takes(DIVIDED_AT_CALL_COSTS))
+        return not (exceeds_share and self._takes(DIVIDED_AT_FIXED_COSTS))
 
-    def _takes(self, call_costs: int) -> bool:
+    def _takes(self, fixed_costs: int) -> bool:
         """Whether the run takes more than this many times its fixed cost, which is then negligible."""
-        return self.seconds > call_costs * self._call_seconds
+        return self.seconds > fixed_costs * self._fixed_seconds

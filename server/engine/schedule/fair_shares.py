@@ -1,9 +1,9 @@
 """Which caller's turn it is, so that callers share the runs whatever each of them has queued.
 
-Each caller with queued sequences has a clock, which advances by the expected duration of what it has run,
-divided by its weight. The caller whose clock is furthest behind is next. The clock of a caller that comes
-(back) is set to that of the caller which was served last, unless its own is ahead: what was not used is not
-saved up, and what was used is not forgotten until the queue is empty. With one caller, it is always that
+Each caller with queued sequences has a virtual time, which advances by the expected duration of what it has
+run, divided by its weight. The caller whose virtual time is furthest behind is next. That of a caller that
+comes (back) is set to that of the caller which was served last, unless its own is ahead: what was not used is
+not saved up, and what was used is not forgotten until the queue is empty. With one caller, it is always that
 one's turn. Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attention_serving.server.engine.budget import Caller
 
-# Callers without queued sequences are forgotten when there are this many, whatever their clocks say.
+# Callers without queued sequences are forgotten when there are this many, whatever their virtual times.
 MAX_IDLE = 1024
 
 
@@ -21,15 +21,15 @@ class CallerShare:
 
     Attributes:
         caller: Who it is.
-        clock: What it has run, in seconds of weight 1.
-        turn: The present turn among its own requests; see `server.engine.schedule.queue`.
+        virtual_time: What it has run, in seconds of weight 1.
+        start_tag: That of its sequence that was served last; see `server.engine.schedule.queue`.
         sequences: Number of its queued sequences.
         seconds: Sum of their expected durations.
     """
 
     caller: Caller
-    clock: float = 0.0
-    turn: float = 0.0
+    virtual_time: float = 0.0
+    start_tag: float = 0.0
     sequences: int = 0
     seconds: float = 0.0
 
@@ -38,11 +38,11 @@ class FairShares:
     """The callers of one queue.
 
     Attributes:
-        clock: That of the caller which was served last, when its turn came.
+        virtual_time: That of the caller which was served last, when its turn came.
     """
 
     def __init__(self) -> None:
-        self.clock = 0.0
+        self.virtual_time = 0.0
         self._shares: dict[Caller, CallerShare] = {}
 
     def of(self, caller: Caller) -> CallerShare:
@@ -55,15 +55,15 @@ class FairShares:
             share = self._shares[caller] = CallerShare(caller)
         if not share.sequences:
             # Rounding errors do not add up.
-            share.seconds, share.clock = 0.0, max(share.clock, self.clock)
+            share.seconds, share.virtual_time = 0.0, max(share.virtual_time, self.virtual_time)
         return share
 
     def reset(self) -> None:
         """The queue is empty: all callers begin together."""
         if len(self._shares) > 1:
             self._shares.clear()
-        for share in self._shares.values():  # one at most, which keeps the turn of its requests
-            self.clock = share.clock
+        for share in self._shares.values():  # one at most, which keeps the start tag of its requests
+            self.virtual_time = share.virtual_time
 
     def seconds_before(self, caller: Caller, work: float) -> float:
         """What other callers run before a caller has run so much work, all of it queued, in seconds.
@@ -73,10 +73,12 @@ class FairShares:
             work: Expected duration of its runs.
         """
         caller_share = self._shares.get(caller)
-        clock = self.clock if caller_share is None else max(self.clock, caller_share.clock)
-        until = clock + work / caller.weight
+        start = self.virtual_time
+        if caller_share is not None:
+            start = max(start, caller_share.virtual_time)
+        until = start + work / caller.weight
         return sum(
-            min(share.seconds, max(0.0, until - share.clock) * share.caller.weight)
+            min(share.seconds, max(0.0, until - share.virtual_time) * share.caller.weight)
             for share in self._shares.values()
             if share is not caller_share and share.sequences
         )

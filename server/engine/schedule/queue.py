@@ -1,14 +1,14 @@
 """The queue of validated requests: what runs next, and when. Has no thread, lock or clock of its own.
 
-Sequences run in turns. The turn of a request's first sequence is the present one, and each further sequence
-comes later by the expected duration of those before it. Requests of one sequence therefore run in the order
-of their arrival, and a request of thousands shares the runs with the others instead of stopping them.
-Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
+Sequences run in the order of their start tags. That of a request's first sequence is the present one, and
+that of each further sequence is later by the expected duration of those before it. Requests of one sequence
+therefore run in the order of their arrival, and a request of thousands shares the runs with the others
+instead of stopping them. Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 
 This is the order among the requests of one caller. If several callers have queued sequences, they take turns
 by what each of them has run: see `server.engine.schedule.fair_shares`.
 
-The sequence whose turn is next is part of every batch, and waits until its run fits into the memory that is
+The sequence that is next is part of every batch, and waits until its run fits into the memory that is
 left. Others join its batch if that is expected to cost less than a run of their own.
 
 Runs start on the engine's threads, or inline on the one thread that calls `next_inline`. While a slot is
@@ -39,7 +39,7 @@ LOOK_AHEAD = 256
 IDLE_FACTOR = 10
 # How long the engine must have been busy for a measurement, in seconds.
 WINDOW_SECONDS = 0.2
-# Weight of a new measurement beside the earlier ones.
+# Weight of a new measurement compared with the earlier ones.
 WEIGHT = 0.3
 # A request must be expected to end this share of its remaining time before its deadline, because the
 # transport needs time as well.
@@ -52,25 +52,27 @@ FAST_PATH_FRACTION = 0.25
 # The advised time before a retry is a multiple of this, in seconds.
 RETRY_STEP_SECONDS = 0.05
 # Sequences of one bucket run on the same graph of the same model, and are of the same caller. They are in the
-# order of their turns.
+# order of their start tags.
 BucketKey = tuple[LoadedModel, GraphKind, CallerShare]
 Bucket = deque[SequenceInputs]
 # A batch, or None if none may start; and the requests that cannot be answered in time.
 Next = tuple[Batch | None, list[Request]]
-_turn, _share, _seconds = attrgetter("turn"), attrgetter("request.share"), attrgetter("plan.seconds")
+_start_tag, _share = attrgetter("start_tag"), attrgetter("request.share")
+_seconds = attrgetter("plan.seconds")
 
 
-class NextStep(Enum):
-    """What has to happen before the next batch starts, if a slot is free."""
+class Dispatcher(Enum):
+    """Who starts the next batch, if a slot is free."""
 
     INLINE = auto()
-    """The inline thread asks for it, at once or after a short run. It need not be woken."""
-    THREAD = auto()
-    """A thread of the engine asks for it: the inline thread has left it."""
-    ANY = auto()
-    """The same, whatever the inline thread submits: another thread has submitted too."""
-    MEMORY = auto()
-    """A run ends, or a request leaves: too little memory is left beside the runs in progress."""
+    """The inline thread, which asks at once or after a short run, and need not be woken."""
+    ENGINE = auto()
+    """A thread of the engine, which must be woken, until the inline thread asks again or submits."""
+    ENGINE_UNTIL_EMPTY = auto()
+    """A thread of the engine until the queue is empty, whatever the inline thread submits meanwhile: another
+    thread has submitted too, memory has become free, or the queue was closed."""
+    AFTER_RUN = auto()
+    """Nobody until a run ends or a request leaves: the runs in progress leave too little memory."""
 
 
 class LatencyEstimator:
@@ -152,17 +154,17 @@ class Queue:
         latency: Decides which requests would be late.
     """
 
-    def __init__(self, limits: Limits, slots: int = 1) -> None:
+    def __init__(self, limits: Limits, run_slots: int = 1) -> None:
         """Creates an empty queue.
 
         Args:
             limits: Bounds of batches and of the memory of runs.
-            slots: Number of batches that may run at a time.
+            run_slots: Number of batches that may run at a time.
         """
         self.running: dict[Batch, int] = {}
         self.latency = LatencyEstimator()
         self._limits = limits
-        self._slots = slots
+        self._run_slots = run_slots
         # Sums of the expected durations of a run for each sequence.
         self._queued_seconds = self._running_seconds = 0.0
         self._buckets: dict[BucketKey, Bucket] = {}
@@ -173,7 +175,7 @@ class Queue:
         # Numbers of requests and of batches.
         self._next_number = self._started = 0
         self._handed_over: deque[Batch] = deque()
-        self._next_step = NextStep.THREAD
+        self._dispatcher = Dispatcher.ENGINE
         self._closing = False
 
     def __bool__(self) -> bool:
@@ -194,7 +196,7 @@ class Queue:
         """When the sequence that has waited longest was queued; None if the queue is empty."""
         # In a bucket, requests of one sequence come in the order of their arrival.
         requests = [bucket[0].request for bucket in self._buckets.values()]
-        requests += [request for request in self._bulk if request.queued]
+        requests += [request for request in self._bulk if request.queued_sequences]
         return min((request.queued_at for request in requests), default=None)
 
     @property
@@ -204,15 +206,18 @@ class Queue:
             return True
         if not self._buckets:
             return self._closing and not self.running
-        return self._next_step in (NextStep.THREAD, NextStep.ANY) and len(self.running) < self._slots
+        return (
+            self._dispatcher in (Dispatcher.ENGINE, Dispatcher.ENGINE_UNTIL_EMPTY)
+            and len(self.running) < self._run_slots
+        )
 
     @property
     def is_complete(self) -> bool:
         """Whether the queue was closed and everything has run."""
         return self._closing and not self._buckets and not self.running
 
-    def surely_in_time(self, deadline: float, now: float) -> bool:
-        """Whether all work is small beside the time until a deadline: then `check` is not needed."""
+    def deadline_is_far(self, deadline: float, now: float) -> bool:
+        """Whether all work is small compared with the time until a deadline: then `check` is not needed."""
         work = self._queued_seconds + self._running_seconds
         return work / self.latency.rate <= FAST_PATH_FRACTION * (deadline - now)
 
@@ -259,34 +264,35 @@ class Queue:
             now: The current time.
             inline: Whether the caller calls `next_inline` next.
         """
-        sequences, graph, seconds = request.sequences, request.plan.graph, request.plan.seconds
+        sequences, kind, seconds = request.sequences, request.plan.graph, request.plan.seconds
         share = request.share = self._shares.of(request.caller)
         request.queued_at, request.number, request.queued_seconds = now, self._next_number, seconds
         self._next_number += 1
-        request.missing = request.queued = count = len(sequences)
+        request.unfinished_sequences = request.queued_sequences = count = len(sequences)
         request.outputs = [{}] * count
-        turn = share.turn
+        start_tag = share.start_tag
         for index, sequence in enumerate(sequences):
-            sequence.request, sequence.index, sequence.turn = request, index, turn
-            turn += sequence.plan.seconds
+            sequence.request, sequence.index, sequence.start_tag = request, index, start_tag
+            start_tag += sequence.plan.seconds
         self._requests.add(request)
         if count > 1:
             self._bulk.add(request)
-        key, was_empty = (request.model, graph, share), not self._buckets
+        key, was_empty = (request.model, kind, share), not self._buckets
         bucket = self._buckets.get(key)
         if bucket is None:
             self._buckets[key] = deque(sequences)
-        elif bucket[-1].turn <= share.turn:  # the usual case
+        elif bucket[-1].start_tag <= share.start_tag:  # the usual case
             bucket.extend(sequences)
-        elif count == 1:  # after those with the same turn
-            bucket.insert(bisect_right(bucket, share.turn, key=_turn), sequences[0])
+        elif count == 1:  # after those with the same start tag
+            bucket.insert(bisect_right(bucket, share.start_tag, key=_start_tag), sequences[0])
         else:
-            self._buckets[key] = deque(merge(bucket, sequences, key=_turn))
+            self._buckets[key] = deque(merge(bucket, sequences, key=_start_tag))
         self._queued_seconds += seconds
         share.sequences += count
         share.seconds += seconds
-        is_asked = self._next_step in (NextStep.ANY, NextStep.MEMORY) and not was_empty
-        self._next_step = NextStep.ANY if is_asked or not inline or self._closing else NextStep.INLINE
+        is_asked = self._dispatcher in (Dispatcher.ENGINE_UNTIL_EMPTY, Dispatcher.AFTER_RUN) and not was_empty
+        is_of_engine = is_asked or not inline or self._closing
+        self._dispatcher = Dispatcher.ENGINE_UNTIL_EMPTY if is_of_engine else Dispatcher.INLINE
 
     def release(self, request: Request) -> bool:
         """Removes a request that has its result or was given up; returns whether it had not ended before."""
@@ -294,7 +300,7 @@ class Queue:
             return False
         request.is_done = True
         self._requests.discard(request)
-        if request.missing:
+        if request.unfinished_sequences:
             self._remove(request)
         if self._bulk:
             self._bulk.discard(request)
@@ -302,13 +308,13 @@ class Queue:
 
     def has_started(self, request: Request) -> bool:
         """Whether one of its sequences runs, or has run."""
-        return request.missing < len(request.sequences) or any(
+        return request.unfinished_sequences < len(request.sequences) or any(
             sequence.request is request for batch in self.running for sequence in batch
         )
 
     def _remove(self, request: Request) -> None:
-        if self._next_step is NextStep.MEMORY:  # the sequence that did not fit may be gone
-            self._next_step = NextStep.ANY
+        if self._dispatcher is Dispatcher.AFTER_RUN:  # the sequence that did not fit may be gone
+            self._dispatcher = Dispatcher.ENGINE_UNTIL_EMPTY
         key = (request.model, request.plan.graph, request.share)
         bucket = self._buckets.pop(key, ())
         kept = deque(sequence for sequence in bucket if sequence.request is not request)
@@ -326,7 +332,7 @@ class Queue:
 
     def close(self) -> None:
         """Leaves the rest of the queue to the engine's threads."""
-        self._closing, self._next_step = True, NextStep.ANY
+        self._closing, self._dispatcher = True, Dispatcher.ENGINE_UNTIL_EMPTY
 
     def next(self, now: float) -> Next:
         """Takes a batch to run on one of the engine's threads."""
@@ -342,9 +348,9 @@ class Queue:
         A batch that is expected to take longer than the limit, or that may, is handed over to the engine's
         threads. If nothing else runs or is queued, the limit is ten times as large.
         """
-        if self._next_step is NextStep.INLINE:
-            self._next_step = NextStep.THREAD
-        if not self._buckets or len(self.running) >= self._slots:
+        if self._dispatcher is Dispatcher.INLINE:
+            self._dispatcher = Dispatcher.ENGINE
+        if not self._buckets or len(self.running) >= self._run_slots:
             return None, []
         batch, expired = self._take(now)
         if batch is None:
@@ -353,8 +359,8 @@ class Queue:
         if batch.seconds > limit_seconds * (IDLE_FACTOR if is_idle else 1) or batch.may_take_longer:
             self._handed_over.append(batch)
             return None, expired
-        if self._next_step is NextStep.THREAD:
-            self._next_step = NextStep.INLINE
+        if self._dispatcher is Dispatcher.ENGINE:
+            self._dispatcher = Dispatcher.INLINE
         return batch, expired
 
     def end_batch(self, batch: Batch, now: float) -> None:
@@ -362,11 +368,11 @@ class Queue:
         del self.running[batch]
         # Rounding errors do not add up.
         self._running_seconds = self._running_seconds - batch.seconds_alone if self.running else 0.0
-        if self._next_step is NextStep.MEMORY:
-            self._next_step = NextStep.ANY
+        if self._dispatcher is Dispatcher.AFTER_RUN:
+            self._dispatcher = Dispatcher.ENGINE_UNTIL_EMPTY
         self.latency.record_end(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
         if not self.running and batch.number == self._started:
-            batch.learn()
+            batch.record_duration()
 
     def _take(self, now: float) -> Next:
         """Takes the batch of the first sequence that still needs its result and can get it in time."""
@@ -381,10 +387,10 @@ class Queue:
             head = bucket.popleft()
             share, unwanted = head.request.share, [head]
             if _is_wanted(head, now, expired):
-                share.turn = max(share.turn, head.turn)
-                self._shares.clock = max(self._shares.clock, share.clock)
-                own_part = self._queued_seconds / (self._slots - len(self.running))
-                batch = Batch(self._limits, head, free_bytes, own_part)
+                share.start_tag = max(share.start_tag, head.start_tag)
+                self._shares.virtual_time = max(self._shares.virtual_time, share.virtual_time)
+                slot_share_seconds = self._queued_seconds / (self._run_slots - len(self.running))
+                batch = Batch(self._limits, head, free_bytes, slot_share_seconds)
                 alone = not bucket and len(self._buckets) == 1  # the usual case
                 unwanted = [] if alone else self._fill(batch, bucket, now, expired)
             if not bucket:
@@ -400,9 +406,9 @@ class Queue:
             self._running_seconds += batch.seconds_alone
             self.latency.record_start(now)
         if batch is None and self._buckets:
-            self._next_step = NextStep.MEMORY
-        elif self._next_step is NextStep.MEMORY:
-            self._next_step = NextStep.ANY
+            self._dispatcher = Dispatcher.AFTER_RUN
+        elif self._dispatcher is Dispatcher.AFTER_RUN:
+            self._dispatcher = Dispatcher.ENGINE_UNTIL_EMPTY
         return batch, expired
 
     def _next_bucket(self) -> Bucket:
@@ -431,9 +437,9 @@ class Queue:
             return []
         if batch.is_full or (batch.is_closed and is_one):
             return []
-        # Those of all callers, in the order of their turns.
-        kind = request.model, request.plan.graph
-        buckets = [queue for key, queue in self._buckets.items() if queue and key[:2] == kind]
+        # Those of all callers, in the order in which they are next.
+        batch_key = request.model, request.plan.graph
+        buckets = [queue for key, queue in self._buckets.items() if queue and key[:2] == batch_key]
         buckets.sort(key=_first)
         unwanted = _join(batch, buckets, now, expired)
         for emptied in [key for key, queue in self._buckets.items() if not queue and queue is not bucket]:
@@ -449,10 +455,10 @@ class Queue:
             share.seconds -= seconds
             self._queued_seconds -= seconds
             if charge:
-                share.clock += seconds / share.caller.weight
+                share.virtual_time += seconds / share.caller.weight
         if self._bulk:
             for sequence in sequences:
-                sequence.request.queued -= 1
+                sequence.request.queued_sequences -= 1
                 sequence.request.queued_seconds -= sequence.plan.seconds
         if not self._buckets:  # rounding errors do not add up
             self._queued_seconds = 0.0
@@ -488,7 +494,7 @@ def _join(batch: Batch, buckets: list[Bucket], now: float, expired: list[Request
 
 def _first(bucket: Bucket) -> tuple[float, float, int]:
     head = bucket[0]
-    return head.request.share.clock, head.turn, head.request.number
+    return head.request.share.virtual_time, head.start_tag, head.request.number
 
 
 def _is_wanted(sequence: SequenceInputs, now: float, expired: list[Request]) -> bool:

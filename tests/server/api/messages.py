@@ -13,8 +13,8 @@ from attention_serving.server.api.open_inference import requests as open_inferen
 from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.open_inference.responses import plan_reply, requested_outputs
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import DATATYPES, Allowance, ReplyTemplate
-from attention_serving.server.api.wire import Parsed, reader
+from attention_serving.server.api.tensors import NAME_BY_DTYPE, Allowance, ReplyTemplate
+from attention_serving.server.api.wire import Parsed, make_parser
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -41,7 +41,7 @@ def raw_request(
         model_name=model.name, id="7", outputs=[Output(name=name) for name in outputs]
     )
     for name, array in tensors.items():
-        message.inputs.add(name=name, datatype=DATATYPES[array.dtype], shape=array.shape)
+        message.inputs.add(name=name, datatype=NAME_BY_DTYPE[array.dtype], shape=array.shape)
         message.raw_input_contents.append(array.tobytes())
     return message
 
@@ -82,12 +82,12 @@ def attend_request(lengths: list[int], *, return_weights: bool = False) -> atten
 
 def read_infer(data: bytes, limits: Limits | None = None) -> Parsed[pb.ModelInferRequest]:
     """Parses a message of the Open Inference Protocol as the server does."""
-    return reader(pb.ModelInferRequest, open_inference.PATHS, (limits or Limits()).max_sequences)(data)
+    return make_parser(pb.ModelInferRequest, open_inference.PATHS, (limits or Limits()).max_sequences)(data)
 
 
 def read_attend(data: bytes, limits: Limits | None = None) -> Parsed[attention_pb.AttendRequest]:
     """Parses a message of attention.v1 as the server does."""
-    return reader(attention_pb.AttendRequest, attention.PATHS, (limits or Limits()).max_sequences)(data)
+    return make_parser(attention_pb.AttendRequest, attention.PATHS, (limits or Limits()).max_sequences)(data)
 
 
 def decode_infer(

@@ -11,7 +11,7 @@ from attention_serving.server.coroutines import Callback, Task, suspend
 from attention_serving.server.engine.budget import Caller
 from attention_serving.server.engine.events import EventLog
 from attention_serving.server.settings import Settings
-from attention_serving.server.transport.call import Call, Metadata, Serve, Transport
+from attention_serving.server.transport.call import Call, CallHandler, Metadata, Transport
 from tests.server.seams import PATIENCE_SECONDS, settings_of
 
 METHOD = "/tests.Scripted/Method"
@@ -51,10 +51,10 @@ class ScriptedCall(Call):
         self._sends: list[Task] = []
         self.sent: list[bytes] = []
 
-    def begin(self, serve: Serve) -> None:
+    def begin(self, handler: CallHandler) -> None:
         """The call arrives, which a coroutine serves."""
-        self.transport.serve = serve
-        self.serve()
+        self.transport.handler = handler
+        self.start()
 
     @property
     def is_receiving(self) -> bool:
@@ -76,7 +76,7 @@ class ScriptedCall(Call):
 
     def complete(self) -> None:
         """The transport has sent the status."""
-        assert self.ended_with is not None
+        assert self.status_code is not None
         self._end()
 
     def cancel(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.attention.requests import input_names
+from attention_serving.server.api.attention.requests import check_first_output, map_fields_to_inputs
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -39,10 +39,11 @@ def with_output(model: LoadedModel, *axes: str | int) -> LoadedModel:
 
 def test_a_model_that_returns_no_vectors_is_refused_before_it_runs(self_model: LoadedModel) -> None:
     for vectors in (("batch",), ("batch", 4), ("batch", 2, 4)):
-        assert input_names(with_output(self_model, *vectors)) == {}
+        check_first_output(with_output(self_model, *vectors))
+    assert map_fields_to_inputs(self_model) == {}
     for others in (("batch", "length"), ("batch", "length", 4, 4), ("batch", "length", "other")):
         with pytest.raises(InvalidRequestError, match=r"model_name: .* send its inputs by name"):
-            input_names(with_output(self_model, *others))
+            check_first_output(with_output(self_model, *others))
 
 
 LIMITS = Limits(max_sequences=4)

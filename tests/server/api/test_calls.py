@@ -85,7 +85,7 @@ def is_answered(call: ScriptedCall, handler: Handler) -> None:
 
 def has_no_request(call: ScriptedCall, handler: Handler) -> None:
     call.deliver(None)
-    assert call.ended_with in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
+    assert call.status_code in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
     call.complete()
     assert handler.requests == []
 
@@ -117,7 +117,7 @@ def test_a_message_after_the_end_of_the_call_is_not_handled(kind: CallKind) -> N
     call.cancel()
     call.deliver(b"a")
     assert (handler.requests, call.is_receiving) == ([], False)
-    assert call.ended_with is grpc.StatusCode.CANCELLED
+    assert call.status_code is grpc.StatusCode.CANCELLED
 
 
 class Message(bytes):
@@ -184,9 +184,9 @@ def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:
     assert call.is_receiving
     call.deliver(None)
     call.complete_send()
-    assert call.ended_with is None
+    assert call.status_code is None
     call.complete_send()
-    assert (call.sent, call.ended_with) == ([b"a done", b"b done", b"c done"], grpc.StatusCode.OK)
+    assert (call.sent, call.status_code) == ([b"a done", b"b done", b"c done"], grpc.StatusCode.OK)
 
 
 @every_kind
@@ -197,7 +197,7 @@ def test_an_unexpected_error_ends_the_call_with_a_fixed_text(kind: CallKind) -> 
 
     call = started(method_of(Failing(), kind))
     call.deliver(b"a")
-    assert call.ended_with is grpc.StatusCode.INTERNAL
+    assert call.status_code is grpc.StatusCode.INTERNAL
     call.deliver(b"b")  # of a stream that failed
     call.complete()
     assert call.is_closed
@@ -208,7 +208,7 @@ def test_a_stream_that_is_idle_for_too_long_ends_and_a_busy_one_does_not() -> No
     call = started(method_of(handler, "ordered stream"), LIMITS)
     call.deliver(b"a")
     call.wait_long()
-    assert call.ended_with is None
+    assert call.status_code is None
     handler.futures[0].set_result(b"")
     call.complete_send()
     call.wait_long()
@@ -228,7 +228,7 @@ def test_a_drain_answers_a_message_that_is_on_its_way_and_waits_for_no_other(*, 
         call.wait_long()
     handler.futures[0].set_result(b" done")
     assert on_its_way.sent == [b"a done"]
-    assert (silent.ended_with, silent.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+    assert (silent.status_code, silent.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
 
 
 @pytest.mark.parametrize(("deadline", "is_refused"), [(1.0, True), (math.inf, False)])

@@ -117,7 +117,7 @@ def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(world: Wor
     call = started(world.stream.method())
     call.deliver(pb.AttendStreamRequest(id="first", request=LARGE).SerializeToString())
     reply = pb.AttendStreamResponse.FromString(call.sent[0])
-    assert (reply.id, reply.error.reason, call.ended_with) == ("first", "OVERLOADED", None)
+    assert (reply.id, reply.error.reason, call.status_code) == ("first", "OVERLOADED", None)
     assert world.threads.work() == 0
 
 

@@ -176,7 +176,7 @@ def test_queries_to_one_context_run_together_in_both_protocols(cross_model: Load
         assert refusal(lambda: infer.ModelInfer(batch)) == ("INVALID_ARGUMENT", "INVALID_FIELD", "context_id")
 
 
-def test_a_context_that_is_gone_is_not_found_even_if_the_request_is_recognised(secured: Secured) -> None:
+def test_a_context_that_is_gone_is_not_found_even_if_the_request_is_cached(secured: Secured) -> None:
     """Nor is another caller's; a context that is shared is everybody's."""
     stub = AttentionServiceStub(secured.served.channel)
     own, shared = put(stub, caller="all-token"), put(stub, caller="all-token", shared=True, ttl_seconds=5)
@@ -192,7 +192,7 @@ def test_a_context_that_is_gone_is_not_found_even_if_the_request_is_recognised(s
 
     assert own.id == shared.id
     drop = pb.DropContextRequest(model_name=CROSS, id=own.id)
-    for _ in range(2):  # the second is recognised
+    for _ in range(2):  # the second is a cache hit
         assert ask(own, "all-token") == ask(shared, "caller-token")
     assert listed("caller-token") == [shared.id]
     assert refusal(lambda: stub.DropContext(drop, metadata=bearer("caller-token")))[1] == "CONTEXT_NOT_FOUND"

@@ -19,7 +19,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.attention import requests as attention
 from attention_serving.server.api.open_inference import requests as open_inference
 from attention_serving.server.api.tensors import Allowance
-from attention_serving.server.api.wire import encode_field, reader
+from attention_serving.server.api.wire import encode_field, make_parser
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import Code, EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.engine.limits import MIB, Limits
@@ -28,7 +28,7 @@ from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_TEXTS
-from attention_serving.server.engine.requests.validation import encode_texts, validate
+from attention_serving.server.engine.requests.validation import tokenize_texts, validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import infer as http_infer
 from attention_serving.server.http import schemas, text_models
@@ -73,11 +73,11 @@ def decode(
         outputs = attention.output_names(message, model)
         request, _ = attention.decode_named(parsed, model, outputs, allowance)
     else:
-        names = attention.input_names(model)
+        names = attention.map_fields_to_inputs(model)
         request = attention.decode(parsed, names, allowance)
         if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
             return None  # many texts are encoded on threads of their own
-        request = encode_texts(request, model, limits)
+        request = tokenize_texts(request, model, limits)
     return validate(request, model, limits)
 
 
@@ -199,7 +199,7 @@ def test_the_memory_of_spans_is_reserved(ready: Models) -> None:
     other.release()
     validated = decode(made, ready)
     assert validated is not None
-    assert validated.plan.held_bytes > 2 * count * 4 * WIDTH
+    assert validated.plan.required_bytes > 2 * count * 4 * WIDTH
 
 
 CHANGED = good_and_changed()
@@ -220,7 +220,7 @@ def test_many_short_texts_are_not_tokenized_on_the_thread_that_takes_calls(count
     message = pb.ModelInferRequest()
     message.inputs.add(name="text", datatype="BYTES", shape=[count])
     request = typed.AttendRequest(text=typed.TextSequences(texts=["a"] * count))
-    streamed = reader(typed.AttendStreamRequest, attention.PATHS, 4096, within="request")
+    streamed = make_parser(typed.AttendStreamRequest, attention.PATHS, 4096, request_field="request")
     found = [
         open_inference.is_slow(read_infer(message.SerializeToString())),
         attention.is_slow(read_attend(request.SerializeToString())),

@@ -124,13 +124,13 @@ def test_only_the_identity_at_its_limit_is_refused(self_model: LoadedModel, guar
 
 
 @pytest.mark.parametrize(
-    ("others", "places", "limit", "most"),
+    ("others", "slots", "limit", "most"),
     [(0, 100, 0, 80), (80, 100, 0, 16), (0, 100, 3, 3), (1, 2, 0, 1), (2, 2, 0, 1)],
-    ids=["alone", "beside a greedy one", "limit of its own", "few places", "none is free"],
+    ids=["alone", "beside a greedy one", "limit of its own", "few slots", "none is free"],
 )
-def test_an_identity_gets_its_share_of_the_places(others: int, places: int, limit: int, most: int) -> None:
+def test_an_identity_gets_its_share_of_the_slots(others: int, slots: int, limit: int, most: int) -> None:
     """A first one is always granted: the server's own limit is elsewhere."""
     for held in range(most):
-        check_share("calls", held, others + held, places, limit)
+        check_share("calls", held, others + held, slots, limit)
     with pytest.raises(IdentityLimitError, match=f"{most} calls of this identity are open, which is its"):
-        check_share("calls", most, others + most, places, limit)
+        check_share("calls", most, others + most, slots, limit)

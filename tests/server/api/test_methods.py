@@ -6,7 +6,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from attention_serving.artifact.manifest import Cost
+from attention_serving.artifact.manifest import Cost, GraphKind
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2
@@ -83,19 +83,28 @@ def test_an_attention_model_is_described_with_heads_and_cost(self_model: LoadedM
     cost = {field.name: value for field, value in described.cost.ListFields()}
     assert cost == {name: value for name, value in self_model.manifest.cost.model_dump().items() if value}
     optional = [tensor.name for tensor in (*described.inputs, *described.outputs) if tensor.optional]
-    assert optional == ["attention_mask", "attention_weights"]
+    assert (
+        optional == ["attention_mask", described.attention_weights] == ["attention_mask", "attention_weights"]
+    )
 
 
 def test_what_is_unknown_of_a_model_is_absent(self_model: LoadedModel) -> None:
-    manifest = self_model.manifest.model_copy(update={"num_heads": 0, "cost": UNKNOWN_COST})
+    graphs = {GraphKind.PLAIN: self_model.manifest.graphs[GraphKind.PLAIN]}
+    unknown = {"num_heads": 0, "cost": UNKNOWN_COST, "graphs": graphs}
+    manifest = self_model.manifest.model_copy(update=unknown)
     described = describe(dataclasses.replace(self_model, manifest=manifest))
     assert [described.HasField(name) for name in ("num_heads", "cost", "parity")] == [False, False, True]
     failed = pb.Model(name="name", version="2", state=pb.Model.STATE_FAILED, state_reason="the reason")
     assert describe(FailedModel("name", "2", "the reason")) == failed
 
 
-def test_the_largest_length_of_an_axis_is_stated(cross_model: LoadedModel) -> None:
-    manifest = cross_model.manifest.model_copy(update={"max_lengths": {"key_length": 512}})
+def test_the_limits_of_lengths_are_stated(cross_model: LoadedModel) -> None:
+    limits = {"max_lengths": {"key_length": 512}, "min_lengths": {"key_length": 8}}
+    limits["length_multiples"] = {"query_length": 4}
+    manifest = cross_model.manifest.model_copy(update=limits)
     described = describe(dataclasses.replace(cross_model, manifest=manifest))
-    largest = {axis.name: axis.max_length for tensor in described.inputs for axis in tensor.axes if axis.name}
-    assert largest == {"batch": 0, "query_length": 0, "key_length": 512, "mask_heads": 0}
+    axes = {axis.name: axis for tensor in described.inputs for axis in tensor.axes if axis.name}
+    stated = {name: (axis.max_length, axis.min_length, axis.length_multiple) for name, axis in axes.items()}
+    none = (0, 0, 0)
+    expected = {"batch": none, "query_length": (0, 0, 4), "key_length": (512, 8, 0), "mask_heads": none}
+    assert stated == expected

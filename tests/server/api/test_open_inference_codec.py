@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.open_inference.requests import BYTES, CONTENTS
-from attention_serving.server.api.tensors import DTYPES, Allowance
+from attention_serving.server.api.tensors import DTYPE_BY_NAME, Allowance
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
@@ -100,8 +100,8 @@ def test_the_timeout_is_a_deadline(self_model: LoadedModel, microseconds: int, s
 
 
 shapes = array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)
-named_tensors = st.sampled_from(sorted(DTYPES)).flatmap(
-    lambda name: st.tuples(st.just(name), arrays(DTYPES[name], shapes))
+named_tensors = st.sampled_from(sorted(DTYPE_BY_NAME)).flatmap(
+    lambda name: st.tuples(st.just(name), arrays(DTYPE_BY_NAME[name], shapes))
 )
 
 
@@ -126,7 +126,7 @@ def test_typed_elements_become_the_array(tensor: tuple[str, Array]) -> None:
     message = message_of(datatype, array.shape, **{CONTENTS[datatype]: array.ravel().tolist()})
     found = decode_inputs(message)["query"]
     np.testing.assert_array_equal(found, array)
-    assert found.dtype == DTYPES[datatype]
+    assert found.dtype == DTYPE_BY_NAME[datatype]
 
 
 @given(elements=st.lists(st.binary(max_size=9), min_size=1, max_size=6), as_raw=st.booleans())

@@ -1,4 +1,4 @@
-"""Requests that are recognised by the bytes around their vectors: they are answered as if they were not."""
+"""The cache of requests: hits are answered as if the requests had been decoded."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inference
 from attention_serving.server.api.attention.handlers import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.inference import Inference, RequestCache, _depends_on_form
+from attention_serving.server.api.inference import InferenceMethod, RequestCache, _is_cacheable
 from attention_serving.server.api.open_inference.handlers import ModelInfer, ModelStreamInfer
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.budget import MemoryBudget
@@ -42,7 +42,7 @@ CALL = ScriptedCall(math.inf)
 class Method(NamedTuple):
     """A method of a service, without a transport."""
 
-    method: Inference
+    method: InferenceMethod
 
     @property
     def cache(self) -> RequestCache:
@@ -62,14 +62,14 @@ class Method(NamedTuple):
             patch.setattr(self.cache, "get", lambda *_: None)
             return self.answer(data)
 
-    def recognised(self, data: bytes) -> bytes:
+    def cached(self, data: bytes) -> bytes:
         """The answer to a message that the cache has, which is not decoded."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.cache, "keep", Mock(side_effect=AssertionError("the request was decoded")))
+            patch.setattr(self.cache, "put", Mock(side_effect=AssertionError("the request was decoded")))
             return self.answer(data)
 
 
-Methods = dict[type[Inference], Method]
+Methods = dict[type[InferenceMethod], Method]
 
 
 @pytest.fixture
@@ -120,20 +120,20 @@ def as_numbers(models: Models, _: str) -> pb.ModelInferRequest:
 
 
 def asserted_alike(method: Method, make: Callable[[str], Message]) -> None:
-    """Requests that differ in vectors and id from the first are recognised, and answered as if they were not.
+    """Requests that differ in vectors and id from the first are cache hits, answered as if they were not.
 
     The third is answered with what is known of the reply to the second.
     """
     first, second, third = (make(f"request {at}").SerializeToString() for at in range(3))
     assert not method.hits(second)
     method.decoded(first)
-    recognised = [method.recognised(data) for data in (second, third)]
-    # To decode a request keeps it anew, without what is known of replies.
-    assert recognised == [method.decoded(data) for data in (second, third)]
+    cached = [method.cached(data) for data in (second, third)]
+    # To decode a request caches it anew, without what is known of replies.
+    assert cached == [method.decoded(data) for data in (second, third)]
     assert len({first, second, third}) == 3
 
 
-Alike = tuple[type[Inference], Callable[[Models, str], Message]]
+Alike = tuple[type[InferenceMethod], Callable[[Models, str], Message]]
 ALIKE: dict[str, Alike] = {
     "raw": (ModelInfer, lambda models, name: infer_request(models[CROSS], 3, name=name)),
     "numbers": (ModelInfer, as_numbers),
@@ -152,7 +152,7 @@ def test_requests_that_differ_in_vectors_and_id(methods: Methods, models: Models
     asserted_alike(methods[kind], partial(make, models))
 
 
-def test_a_recognised_request_whose_run_was_padded(models: Models, threads: CodecThreads) -> None:
+def test_a_cached_request_whose_run_was_padded(models: Models, threads: CodecThreads) -> None:
     """Its outputs are views of padded ones, with gaps between their rows."""
     engine = Engine(Repository([costing(models[CROSS], SAME_FOR_ALL)]))
     asserted_alike(Method(Attend(engine, threads)), lambda _: cross_request(2, 3, return_weights=True))
@@ -173,8 +173,8 @@ def with_timeout(models: Models) -> pb.ModelInferRequest:
 HALF = vectors(np.zeros((1, 4), np.float16))
 MASK = typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=b"\x07")
 # What vectors, texts, the time or other copies decide; what is rare; and what is too long.
-NotKept = tuple[type[Inference], Callable[[Models], Message]]
-NOT_KEPT: dict[str, NotKept] = {
+NotCached = tuple[type[InferenceMethod], Callable[[Models], Message]]
+NOT_CACHED: dict[str, NotCached] = {
     "key lengths": (ModelInfer, with_lengths),
     "timeout": (ModelInfer, with_timeout),
     "FP16": (Attend, lambda _: typed.AttendRequest(model_name=SELF, query=HALF)),
@@ -185,8 +185,8 @@ NOT_KEPT: dict[str, NotKept] = {
 }
 
 
-@pytest.mark.parametrize("row", NOT_KEPT.values(), ids=NOT_KEPT)
-def test_other_requests_are_not_kept(methods: Methods, models: Models, row: NotKept) -> None:
+@pytest.mark.parametrize("row", NOT_CACHED.values(), ids=NOT_CACHED)
+def test_other_requests_are_not_kept(methods: Methods, models: Models, row: NotCached) -> None:
     own, data = methods[row[0]], row[1](models).SerializeToString()
     assert own.answer(data) == own.answer(data)
     assert not own.hits(data)
@@ -201,8 +201,8 @@ def test_a_request_with_booleans_is_not_kept(self_model: LoadedModel) -> None:
     }
     manifest = self_model.manifest.model_copy(update={"graphs": graphs})
     decoded, _ = decode_infer(infer_request(self_model), self_model)
-    assert _depends_on_form(decoded, self_model)
-    assert not _depends_on_form(decoded, dataclasses.replace(self_model, manifest=manifest))
+    assert _is_cacheable(decoded, self_model)
+    assert not _is_cacheable(decoded, dataclasses.replace(self_model, manifest=manifest))
 
 
 def test_the_least_recently_used_is_dropped(methods: Methods, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_the_least_recently_used_is_dropped(methods: Methods, monkeypatch: pytes
     data = [self_request(rows).SerializeToString() for rows in range(1, 6)]
     for one in data:
         attend.decoded(one)
-        attend.recognised(data[0])
+        attend.cached(data[0])
     assert [attend.hits(one) for one in data] == [True, False, False, True, True]
 
 
@@ -232,7 +232,7 @@ def test_a_model_that_was_replaced_is_not_used_and_freed(models: Models, threads
     repository.replace(SELF, {"1": models[SELF]})
     assert not infer.hits(data)
     infer.decoded(data)
-    assert infer.recognised(data)
+    assert infer.cached(data)
     engine.close()
     assert freed() is None
 
@@ -253,5 +253,5 @@ def test_a_changed_message_is_read_again(methods: Methods, models: Models, *, is
             changed = mutated(Good("", message), changes)
         if method.hits(changed):
             found += 1
-            assert method.recognised(changed) == method.decoded(changed)
+            assert method.cached(changed) == method.decoded(changed)
     assert found > 30

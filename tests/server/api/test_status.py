@@ -9,7 +9,7 @@ from google.rpc import status_pb2
 from attention_serving.protos.attention.v1.attention_pb2 import AttendStreamResponse
 from attention_serving.protos.inference.open_inference_pb2 import ModelStreamInferResponse
 from attention_serving.server.api.attention.handlers import AttendStream
-from attention_serving.server.api.errors import UNEXPECTED, code_of, engine_error_of, trailing_metadata
+from attention_serving.server.api.errors import UNEXPECTED, code_of, log_and_wrap_error, trailing_metadata
 from attention_serving.server.api.open_inference.handlers import ModelStreamInfer
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
 
@@ -39,7 +39,7 @@ def test_an_error_becomes_a_status_with_its_details(error: EngineError, details:
     ("kind", "reply"), [(AttendStream, AttendStreamResponse), (ModelStreamInfer, ModelStreamInferResponse)]
 )
 def test_an_unexpected_error_in_a_stream_reveals_no_details(kind: type[Any], reply: type[Any]) -> None:
-    error = kind._with_reply(object.__new__(kind), engine_error_of(ValueError("a secret")), "7")
+    error = kind._with_reply(object.__new__(kind), log_and_wrap_error(ValueError("a secret")), "7")
     answer = reply.FromString(error.reply)
     assert UNEXPECTED in str(answer)
     assert '"7"' in str(answer)

@@ -1,4 +1,4 @@
-"""Fields, numbers and elements that are cut out of messages: the protobuf library and PyTorch agree."""
+"""Fields, numbers and elements that are extracted from messages: the protobuf library and PyTorch agree."""
 
 import math
 import struct
@@ -19,14 +19,14 @@ from attention_serving.server.api.attention import requests as attention
 from attention_serving.server.api.attention.handlers import MAX_ID_BYTES
 from attention_serving.server.api.open_inference import requests as open_inference
 from attention_serving.server.api.open_inference.requests import CONTENT_TYPES
-from attention_serving.server.api.tensors import DATATYPES, Allowance, from_bytes, narrow
+from attention_serving.server.api.tensors import NAME_BY_DTYPE, Allowance, cast_floats, from_bytes
 from attention_serving.server.api.wire import (
-    CutFields,
-    Cutter,
+    ExtractedFields,
+    FieldExtractor,
     PackedNumbers,
-    cut_fields,
     encode_field,
     leading_text,
+    select_fields,
 )
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
@@ -34,9 +34,9 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.types import Array
 from tests.server.api.messages import UNCOUNTED, allowing, read_infer
 
-INFER = cut_fields(pb.ModelInferRequest.DESCRIPTOR, open_inference.PATHS)
-ATTEND = cut_fields(typed.AttendRequest.DESCRIPTOR, attention.PATHS)
-ATTEND_STREAM = cut_fields(
+INFER = select_fields(pb.ModelInferRequest.DESCRIPTOR, open_inference.PATHS)
+ATTEND = select_fields(typed.AttendRequest.DESCRIPTOR, attention.PATHS)
+ATTEND_STREAM = select_fields(
     typed.AttendStreamRequest.DESCRIPTOR, [f"request.{path}" for path in attention.PATHS]
 )
 Fields = dict[tuple[str | int, ...], list[bytes]]
@@ -89,7 +89,7 @@ def group(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 3]) + content + bytes([number << 3 | 4])
 
 
-# With fields of the numbers of those that are cut out, in a group in a group.
+# With fields of the numbers of those that are extracted, in a group in a group.
 GROUPS = b"".join(group(number, group(2, b"\x3a\x01a\x2a\x00") + b"\x1a\x01b") for number in (1, 3, 5, 7, 15))
 REPLACED = [
     typed.AttendRequest(token_ids=typed.TokenSequences(lengths=[1], ids=[5])),
@@ -99,7 +99,7 @@ REPLACED = [
 
 
 def put_back(rest: Message, fields: Fields) -> None:
-    """Adds fields that were cut out to the message that is left."""
+    """Adds fields that were extracted to the message that is left."""
     for path, occurrences in fields.items():
         message: Any = rest
         for step in path[:-1]:
@@ -109,15 +109,17 @@ def put_back(rest: Message, fields: Fields) -> None:
         message.MergeFromString(b"".join(b"".join(encode_field((number,), [found])) for found in occurrences))
 
 
-def cut_out(data: bytes, root: CutFields, bounds: tuple[int, int] = WIDE) -> tuple[bytes, Fields]:
-    cutter = Cutter(data, *bounds)
-    remainder = cutter.cut(root, (), 0, len(data))
-    fields = {path: [data[start:end] for start, end in spans] for path, spans in cutter.places.items()}
+def extract(data: bytes, root: ExtractedFields, bounds: tuple[int, int] = WIDE) -> tuple[bytes, Fields]:
+    extractor = FieldExtractor(data, *bounds)
+    remainder = extractor.extract(root, (), 0, len(data))
+    fields = {
+        path: [data[start:end] for start, end in spans] for path, spans in extractor.byte_ranges.items()
+    }
     return remainder, fields
 
 
-def assert_cut(data: bytes, root: CutFields, parse: Callable[[bytes], Message]) -> None:
-    rest, fields = cut_out(data, root)
+def assert_extracted(data: bytes, root: ExtractedFields, parse: Callable[[bytes], Message]) -> None:
+    rest, fields = extract(data, root)
     found = parse(rest)
     put_back(found, fields)
     assert found == parse(data)
@@ -132,10 +134,10 @@ def test_what_is_cut_out_and_what_is_left_are_what_the_library_parses(messages: 
     # Messages in a row are one message: their fields are merged, repeated fields are joined, and of a oneof
     # the member that comes last is kept.
     data, kind = GROUPS.join([*(message.SerializeToString() for message in messages), b""]), type(messages[0])
-    assert_cut(data, INFER if kind is pb.ModelInferRequest else ATTEND, kind.FromString)
+    assert_extracted(data, INFER if kind is pb.ModelInferRequest else ATTEND, kind.FromString)
     if kind is typed.AttendRequest:
         streamed = [typed.AttendStreamRequest(request=message).SerializeToString() for message in messages]
-        assert_cut(b"".join(streamed), ATTEND_STREAM, typed.AttendStreamRequest.FromString)
+        assert_extracted(b"".join(streamed), ATTEND_STREAM, typed.AttendStreamRequest.FromString)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ BEYOND = {
 @pytest.mark.parametrize(("data", "says"), BEYOND.values(), ids=BEYOND)
 def test_messages_beyond_the_bounds_are_refused(data: bytes, says: str) -> None:
     with pytest.raises(LimitExceededError, match=says):
-        cut_out(data, INFER, (20, 50))
+        extract(data, INFER, (20, 50))
 
 
 @given(text=st.text())
@@ -185,7 +187,7 @@ def test_packed_numbers_become_the_array(name: str) -> None:
     # Of a narrow type all bits but the sign, which is sent in ten bytes.
     expected = np.array([0, 1, 0.5, -1] if dtype.kind in "if" else [0, 1, 2**31], dtype)
     data = pb.InferTensorContents(**{name: expected.tolist()}).SerializeToString()
-    _, fields = cut_out(data * 2, cut_fields(pb.InferTensorContents.DESCRIPTOR, [name]))
+    _, fields = extract(data * 2, select_fields(pb.InferTensorContents.DESCRIPTOR, [name]))
     numbers = PackedNumbers([memoryview(part) for part in fields[name,]], dtype)
     np.testing.assert_array_equal(numbers.array(), [*expected, *expected])
     assert (numbers.array().dtype, len(numbers)) == (dtype, 2 * len(expected))
@@ -211,7 +213,7 @@ def test_numbers_that_are_damaged_are_refused(content: list[bytes], *, is_fixed:
 
 HALVES = {"FP16": torch.float16, "BF16": torch.bfloat16}
 EVERY_VALUE = np.arange(1 << 16, dtype=np.uint16)
-tensors = st.sampled_from(sorted(DATATYPES, key=str)).flatmap(
+tensors = st.sampled_from(sorted(NAME_BY_DTYPE, key=str)).flatmap(
     lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 )
 
@@ -219,7 +221,7 @@ tensors = st.sampled_from(sorted(DATATYPES, key=str)).flatmap(
 @given(array=tensors)
 def test_bytes_of_an_array_become_that_array(array: Array) -> None:
     data, nothing = array.tobytes(), allowing(Limits(max_input_bytes=0))
-    found = from_bytes("query", data, DATATYPES[array.dtype], array.shape, nothing)
+    found = from_bytes("query", data, NAME_BY_DTYPE[array.dtype], array.shape, nothing)
     np.testing.assert_array_equal(found, array)
     assert found.dtype == array.dtype
     assert not found.flags.writeable
@@ -248,11 +250,11 @@ def test_every_number_is_rounded_as_pytorch_rounds_it(wire: str) -> None:
     ties = ((EVERY_VALUE.astype(np.uint32) << 16) | 0x8000).view(np.float32)
     special = np.array([-0.0, math.inf, math.nan, 65_504, 65_519, 65_520, 3.4e38, 1e-45, 6e-8], np.float32)
     numbers = np.concatenate([random, ties, special, -special])
-    found = narrow(numbers, wire)
+    found = cast_floats(numbers, wire)
     expected: Array = torch.from_numpy(numbers).to(HALVES[wire]).view(torch.uint16).numpy()
     none = np.isnan(numbers)
     np.testing.assert_array_equal(found.view(np.uint16)[~none], expected[~none])
     assert np.isnan(from_bytes("x", found.tobytes(), wire, found.shape, UNCOUNTED)[none]).all()
     table = numbers[:6000].reshape(60, 100)
-    np.testing.assert_array_equal(narrow(table[:, :7], wire), narrow(table, wire)[:, :7])
-    assert narrow(EVERY_VALUE, wire) is EVERY_VALUE
+    np.testing.assert_array_equal(cast_floats(table[:, :7], wire), cast_floats(table, wire)[:, :7])
+    assert cast_floats(EVERY_VALUE, wire) is EVERY_VALUE

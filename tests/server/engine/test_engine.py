@@ -41,7 +41,9 @@ def ask(held: Held, seed: int) -> "Future[Result]":
 def test_each_coroutine_gets_its_own_result_and_holds_memory_until_then(held: Held) -> None:
     futures = [ask(held, seed) for seed in range(3)]
     plan = validated_of(held.model, [(2, 2)]).plan
-    assert held.engine.budget.held_bytes == 3 * (2 * 4 * 4 + plan.held_bytes)  # 2 rows of 4 floats are sent
+    assert held.engine.budget.held_bytes == 3 * (
+        2 * 4 * 4 + plan.required_bytes
+    )  # 2 rows of 4 floats are sent
     held.gate.open()
     for seed, future in enumerate(futures):
         assert_answers(validated_of(held.model, [(2, 2)], seed=seed), future.result(PATIENCE_SECONDS))
@@ -55,7 +57,7 @@ def test_a_refusal_is_raised_and_reported_with_the_model(self_model: LoadedModel
     engine.close()
     reservation = Reservation(engine.budget, timeline=Timeline())
     with pytest.raises(ShuttingDownError, match="shutting down"):
-        coroutines.run(engine.run(validated_of(self_model, [(2, 2)]), reservation))
+        coroutines.run(engine.submit_and_wait(validated_of(self_model, [(2, 2)]), reservation))
     assert recorder.failed == [(SELF, "UNAVAILABLE")]
     timeline = reservation.timeline
     assert timeline is not None
@@ -116,7 +118,7 @@ def test_a_run_of_several_requests_counts_rows_and_padding(cross_model: LoadedMo
         requests = [held.submit([(2, 3)]), held.submit([(4, 1)], seed=1)]
     (_, run) = held.recorder.runs
     assert (run.model, run.sequences, run.rows, run.padding) == (CROSS, 2, 10, 2 * (4 + 3) - 10)
-    assert (len(run.queue_seconds), len(run.answered)) == (2, 2)
+    assert (len(run.queue_seconds), len(run.latencies)) == (2, 2)
     assert min(run.queue_seconds) > 0
     assert run.seconds > 0
     for request in requests:

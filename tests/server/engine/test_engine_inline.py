@@ -43,11 +43,11 @@ def test_a_long_batch_is_handed_to_a_thread(self_model: LoadedModel, kind: str, 
 
 def test_the_caller_stays_awake_after_a_run_unless_a_thread_runs(self_model: LoadedModel) -> None:
     gate = Gate()
-    with closing(engine_of(awake_seconds=1e-9)) as engine:
+    with closing(engine_of(spin_seconds=1e-9)) as engine:
         engine.submit(validated_of(self_model, [(3, 3)]), wake=False)
         assert engine.run_inline(ANY_RUN)
         assert not engine.run_inline(ANY_RUN)
-    with closing(engine_of(awake_seconds=PATIENCE_SECONDS, parallel_runs=1)) as engine:
+    with closing(engine_of(spin_seconds=PATIENCE_SECONDS, parallel_runs=1)) as engine:
         assert not engine.run_inline(ANY_RUN)
         engine.submit(validated_of(self_model, [(3, 3)]), wake=False)
         for _ in range(3):

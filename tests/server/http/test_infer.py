@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.open_inference.requests import BYTES
-from attention_serving.server.api.tensors import DATATYPES, DTYPES
+from attention_serving.server.api.tensors import DTYPE_BY_NAME, NAME_BY_DTYPE
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.http.infer import InferenceHeader, decode, encode, to_bytes, to_json
 from attention_serving.server.http.schemas import memory_of
@@ -214,9 +214,9 @@ def finite(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
     return arrays.arrays(dtype, shapes, elements=arrays.from_dtype(dtype, **options))  # type: ignore[arg-type]
 
 
-@given(st.sampled_from(list(DTYPES.values())).flatmap(finite))
+@given(st.sampled_from(list(DTYPE_BY_NAME.values())).flatmap(finite))
 def test_finite_numbers_survive_flat_and_nested(array: Any) -> None:
-    datatype = DATATYPES[array.dtype]
+    datatype = NAME_BY_DTYPE[array.dtype]
     written = orjson.dumps(to_json("x", array.tobytes(), datatype), option=orjson.OPT_SERIALIZE_NUMPY)
     nested = array.tolist() if array.ndim else [array.tolist()]
     for data in (orjson.loads(written), nested):

@@ -59,7 +59,7 @@ class Listening:
             self.results.put(await self._scripts.popleft()(call))
             await suspend(None)
         finally:
-            self.ended.put(call.ended_with)
+            self.ended.put(call.status_code)
 
     async def _hold(self, call: Call) -> None:
         self.calls.put(call)

@@ -33,6 +33,8 @@ class TensorInfo:
             request only.
         max_lengths: Largest sizes that the model accepts, by the name of the axis; axes without one are not
             limited by the model.
+        min_lengths: Smallest sizes, likewise; axes without one may have the size 1.
+        length_multiples: What sizes must be a multiple of, likewise; axes without one may have any size.
     """
 
     name: str
@@ -40,14 +42,19 @@ class TensorInfo:
     axes: tuple[str | int, ...]
     optional: bool
     max_lengths: Mapping[str, int] = field(default_factory=dict, hash=False)
+    min_lengths: Mapping[str, int] = field(default_factory=dict, hash=False)
+    length_multiples: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_proto(cls, tensor: pb.Tensor) -> Self:
         """Reads the protobuf message."""
         axes = tuple(axis.name or axis.size for axis in tensor.axes)
         data_type = _DATA_TYPES.get(tensor.data_type, UNKNOWN)
-        max_lengths = {axis.name: axis.max_length for axis in tensor.axes if axis.max_length}
-        return cls(tensor.name, data_type, axes, tensor.optional, max_lengths)
+        limits = (
+            {axis.name: getattr(axis, name) for axis in tensor.axes if getattr(axis, name)}
+            for name in ("max_length", "min_length", "length_multiple")
+        )
+        return cls(tensor.name, data_type, axes, tensor.optional, *limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ class ModelInfo:
         description: One line that describes the model.
         inputs: The inputs.
         outputs: The outputs.
-        num_heads: Number of attention heads, H; None for a module without attention heads.
+        num_heads: Number of attention heads, H; None for a module without attention weights.
         causal: Whether a query row cannot attend to keys after its own position.
         accepts_text: Whether the model has a tokenizer and takes text.
         parity: Tolerance and measured error; None if the server does not state them.
@@ -160,6 +167,8 @@ class ModelInfo:
         digest: Identifies what the server has loaded: SHA-256 of the artifact's manifest, in hexadecimal
             digits. Models with equal digests are the same; empty if the model is not ready, or the server is
             older than digests.
+        attention_weights: Name of the output with attention weights, which `return_weights` returns; empty if
+            there is none.
     """
 
     name: str
@@ -180,6 +189,7 @@ class ModelInfo:
     attention_patterns: tuple[PatternInfo, ...] = ()
     text_classifier: ClassifierInfo | None = None
     digest: str = ""
+    attention_weights: str = ""
 
     @classmethod
     def from_proto(cls, model: pb.Model) -> Self:

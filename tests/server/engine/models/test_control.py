@@ -22,7 +22,7 @@ from attention_serving.server.engine.errors import (
     UnsupportedError,
 )
 from attention_serving.server.engine.in_process import InProcessModel
-from attention_serving.server.engine.limits import chosen_versions
+from attention_serving.server.engine.limits import select_versions
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models import control as control_module
 from attention_serving.server.engine.models import loading
@@ -329,10 +329,10 @@ def test_what_is_not_a_version_of_the_model_is_refused(folder: Path, version: st
     ],
 )
 def test_a_policy_chooses_versions(policy: str, versions: list[str], chosen: list[str]) -> None:
-    assert chosen_versions(policy, versions) == chosen
+    assert select_versions(policy, versions) == chosen
 
 
 @pytest.mark.parametrize("text", ["", "newest", "latest:", "latest:0", "specific", "all:1"])
 def test_what_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be one of all, latest"):
-        chosen_versions(text, ())
+        select_versions(text, ())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from attention_serving.server.engine.errors import DeadlineExceededError, LimitExceededError
-from attention_serving.server.engine.requests.tokenizer import EncodedTexts, TextEncoder, TextLimits
+from attention_serving.server.engine.requests.tokenizer import EncodedTexts, TextLimits, TextTokenizer
 from tests.support.refusals import expect_refusal
 
 UNK = "[UNK]"
@@ -89,19 +89,19 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 }
 
 
-def encoder_of(tokenizer: Tokenizer, folder: Path) -> TextEncoder:
+def text_tokenizer(tokenizer: Tokenizer, folder: Path) -> TextTokenizer:
     path = folder / "tokenizer.json"
     tokenizer.save(str(path))
-    return TextEncoder(path)
+    return TextTokenizer(path)
 
 
 @pytest.fixture(params=TOKENIZERS, scope="module")
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TextEncoder, Tokenizer]:
-    """The server's encoder, and the library's tokenizer."""
+) -> tuple[TextTokenizer, Tokenizer]:
+    """The server's tokenizer, and the library's tokenizer."""
     tokenizer = TOKENIZERS[request.param]()
-    return encoder_of(tokenizer, tmp_path_factory.mktemp("tokenizer")), tokenizer
+    return text_tokenizer(tokenizer, tmp_path_factory.mktemp("tokenizer")), tokenizer
 
 
 def offsets_of(found: EncodedTexts) -> list[Offsets]:
@@ -119,12 +119,12 @@ def offsets_of(found: EncodedTexts) -> list[Offsets]:
     as_bytes=st.booleans(),
 )
 def test_offsets_are_those_of_the_library_without_the_prefix_and_the_ids_do_not_change(
-    pair: tuple[TextEncoder, Tokenizer], texts: list[str], prefix: str, as_bytes: bool
+    pair: tuple[TextTokenizer, Tokenizer], texts: list[str], prefix: str, as_bytes: bool
 ) -> None:
-    encoder, reference = pair
+    tokenizer, reference = pair
     given_texts = tuple(text.encode() if as_bytes else text for text in texts)
-    found = encoder.encode(given_texts, TextLimits(), prefix=prefix, offsets=True)
-    plain = encoder.encode(given_texts, TextLimits(), prefix=prefix)
+    found = tokenizer.encode(given_texts, TextLimits(), prefix=prefix, offsets=True)
+    plain = tokenizer.encode(given_texts, TextLimits(), prefix=prefix)
     assert found.ids.rows.tolist() == plain.ids.rows.tolist()
     assert plain.offsets is None
     own = len(prefix)
@@ -135,10 +135,12 @@ def test_offsets_are_those_of_the_library_without_the_prefix_and_the_ids_do_not_
 
 @settings(max_examples=40)
 @given(text=st.text(st.sampled_from(LETTERS), max_size=200))
-def test_a_cut_text_ends_where_its_next_token_begins(pair: tuple[TextEncoder, Tokenizer], text: str) -> None:
-    encoder, reference = pair
+def test_a_cut_text_ends_where_its_next_token_begins(
+    pair: tuple[TextTokenizer, Tokenizer], text: str
+) -> None:
+    tokenizer, reference = pair
     most = 6
-    found = encoder.encode((text,), TextLimits(text_tokens=most), truncates=True, offsets=True)
+    found = tokenizer.encode((text,), TextLimits(text_tokens=most), truncates=True, offsets=True)
     whole = reference.encode(text, add_special_tokens=False)
     everything = reference.encode(text)
     (offsets,) = offsets_of(found)
@@ -154,11 +156,13 @@ def test_a_cut_text_ends_where_its_next_token_begins(pair: tuple[TextEncoder, To
 
 @settings(max_examples=60)
 @given(text=st.text(st.sampled_from(LETTERS), max_size=80), limit=st.integers(2, 12))
-def test_only_too_many_tokens_are_refused(pair: tuple[TextEncoder, Tokenizer], text: str, limit: int) -> None:
-    encoder, reference = pair
+def test_only_too_many_tokens_are_refused(
+    pair: tuple[TextTokenizer, Tokenizer], text: str, limit: int
+) -> None:
+    tokenizer, reference = pair
     length = len(reference.encode(text))
     try:
-        found = encoder.encode((text,), TextLimits(text_tokens=limit))
+        found = tokenizer.encode((text,), TextLimits(text_tokens=limit))
     except LimitExceededError:
         assert length > limit
     else:
@@ -167,7 +171,7 @@ def test_only_too_many_tokens_are_refused(pair: tuple[TextEncoder, Tokenizer], t
 
 
 def test_the_start_of_a_long_text_is_enough_to_refuse_it(tmp_path: Path) -> None:
-    long = encoder_of(byte_level(), tmp_path)
+    long = text_tokenizer(byte_level(), tmp_path)
     seen: list[int] = []
     encode = long._encoding
     long._encoding = lambda text, **options: seen.append(len(text)) or encode(text, **options)  # type: ignore[method-assign, func-returns-value]
@@ -198,18 +202,18 @@ LIMITED: list[tuple[Any, Any, str]] = [
 @pytest.mark.parametrize(("texts", "pairs", "message"), INVALID)
 def test_invalid_texts_are_refused(texts: Any, pairs: Any, message: str, tmp_path: Path) -> None:
     with expect_refusal(message):
-        encoder_of(word_level(), tmp_path).encode(texts, pairs=pairs)
+        text_tokenizer(word_level(), tmp_path).encode(texts, second_texts=pairs)
 
 
 @pytest.mark.parametrize(("texts", "limits", "message"), LIMITED)
 def test_texts_beyond_a_limit_are_refused(texts: Any, limits: Any, message: str, tmp_path: Path) -> None:
     with expect_refusal(message, LimitExceededError):
-        encoder_of(word_level(), tmp_path).encode(texts, TextLimits(**limits))
+        text_tokenizer(word_level(), tmp_path).encode(texts, TextLimits(**limits))
 
 
 def test_texts_are_not_encoded_after_their_deadline(tmp_path: Path) -> None:
     with pytest.raises(DeadlineExceededError):
-        encoder_of(word_level(), tmp_path).encode(("low",), deadline=0.0)
+        text_tokenizer(word_level(), tmp_path).encode(("low",), deadline=0.0)
 
 
 def test_the_texts_of_tokens(tmp_path: Path) -> None:
@@ -219,27 +223,27 @@ def test_the_texts_of_tokens(tmp_path: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["[CLS]"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    found = TextEncoder(tmp_path / "tokenizer.json").texts_of([0, 1, 2, 3, 4, -1, 2**40])
+    found = TextTokenizer(tmp_path / "tokenizer.json").texts_of([0, 1, 2, 3, 4, -1, 2**40])
     assert found == ["[CLS]", " eat", "Ã", "##ing", "4", "-1", str(2**40)]
 
 
 @settings(max_examples=150)
 @given(st.tuples(*[st.text(st.sampled_from(LETTERS), max_size=60)] * 2), st.integers(4, 30))
 def test_a_pair_is_encoded_and_cut_as_the_library_does(
-    pair: tuple[TextEncoder, Tokenizer], texts: tuple[str, str], most: int
+    pair: tuple[TextTokenizer, Tokenizer], texts: tuple[str, str], most: int
 ) -> None:
-    encoder, reference = pair[0], Tokenizer.from_str(pair[1].to_str())
+    tokenizer, reference = pair[0], Tokenizer.from_str(pair[1].to_str())
     count, limits = len(reference.encode(*texts)), TextLimits(text_tokens=most)
     assume(count)  # otherwise the pair is refused
     reference.enable_truncation(most, strategy="longest_first")
     expected = reference.encode(*texts)
-    found = encoder.encode(texts[:1], limits, pairs=texts[1:], truncates=True, types=True)
+    found = tokenizer.encode(texts[:1], limits, second_texts=texts[1:], truncates=True, types=True)
     assert found.types is not None
     assert (found.ids.rows.tolist(), found.types.rows.tolist()) == (expected.ids, expected.type_ids)
     assert found.truncated == ((0,) if count > most else ())
     if count > most:
         with pytest.raises(LimitExceededError) as refusal:
-            encoder.encode(texts[:1], limits, pairs=texts[1:])
+            tokenizer.encode(texts[:1], limits, second_texts=texts[1:])
         count_in_error = re.search(r"text 0 has (\d+) or more tokens", str(refusal.value))
         assert count_in_error is not None
         assert most < int(count_in_error[1]) <= count  # of a long text, no more than its beginning is encoded

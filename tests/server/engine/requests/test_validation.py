@@ -14,7 +14,7 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validation import encode_texts, validate
+from attention_serving.server.engine.requests.validation import tokenize_texts, validate
 from attention_serving.server.engine.types import Array, DecodedRequest, HeadSelection, Mask, MaskKind, Ragged
 from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
 from tests.support.refusals import expect_refusal
@@ -136,7 +136,7 @@ def test_a_refusal_names_field_value_and_limit(row: Any, models: dict[str, Loade
     name, build, message, *limits = row
     with expect_refusal(message, LimitExceededError if limits else InvalidRequestError) as caught:
         model, bounds = models[name], limits[0] if limits else Limits()
-        validate(encode_texts(build(model), model, bounds), model, bounds)
+        validate(tokenize_texts(build(model), model, bounds), model, bounds)
     assert caught.value.message == message
 
 
@@ -211,7 +211,7 @@ def test_the_cheapest_graph_answers_and_mask_result_and_reply_are_held(
     cross_model: LoadedModel, kind: MaskKind | None, graph: GraphKind, held_bytes: int, return_weights: bool
 ) -> None:
     request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
-    assert (request.plan.graph, request.plan.held_bytes) == (graph, held_bytes)
+    assert (request.plan.graph, request.plan.required_bytes) == (graph, held_bytes)
 
 
 def test_a_sequence_whose_run_can_never_fit_is_refused(self_model: LoadedModel) -> None:

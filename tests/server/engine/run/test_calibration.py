@@ -31,7 +31,7 @@ def test_coefficients_are_recovered_from_runs_without_noise(call: float, row: fl
     found = RunCost(*fit(OPERATIONS, [known.seconds(*run) for run in OPERATIONS]))
     for run in OPERATIONS:
         assert found.seconds(*run) == pytest.approx(known.seconds(*run), rel=1e-6)
-    assert found.call == pytest.approx(call, rel=1e-6)
+    assert found.fixed == pytest.approx(call, rel=1e-6)
 
 
 @given(runs=timed)
@@ -40,7 +40,7 @@ def test_coefficients_are_recovered_from_runs_without_noise(call: float, row: fl
 @example(runs=[((2e-309 * count, 0.0), float(count)) for count in (1, 2, 3)])
 def test_coefficients_are_finite_and_larger_runs_never_cost_less(runs: Timed) -> None:
     found = RunCost(*fit([run for run, _ in runs], [seconds for _, seconds in runs]))
-    for term in (found.call, found.row, found.pair):
+    for term in (found.fixed, found.row, found.pair):
         assert term >= 0
         assert math.isfinite(term)
     for (row, pair), _ in runs:
@@ -95,8 +95,8 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_th
 
     sessions = {**cross_model.sessions, kind: tapped(cross_model, tap).sessions[kind]}
     model = calibrate(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions, costs=Costs()))
-    assert set(model.costs.runs) == set(model.sessions) - set(OF_CONTEXTS)
-    assert min(model.costs.context) >= 0 < sum(model.costs.context)
+    assert set(model.costs.run_costs) == set(model.sessions) - set(OF_CONTEXTS)
+    assert min(model.costs.context_cost) >= 0 < sum(model.costs.context_cost)
     assert 0 < model.seconds(kind, 8, (16,) * len(model.axes)) < math.inf
     assert min(sizes) in seen
     if longest == 20:
@@ -115,7 +115,7 @@ def test_a_device_has_sizes_of_its_own(self_model: LoadedModel, monkeypatch: pyt
 
     device = Provider.CUDA.runtime.name
     model = calibrate(dataclasses.replace(tapped(self_model, tap), provider=device, costs=Costs()))
-    assert set(model.costs.runs) == set(model.sessions) - set(OF_CONTEXTS)
+    assert set(model.costs.run_costs) == set(model.sessions) - set(OF_CONTEXTS)
     assert (3, 16) in seen
     length = int((WHOLE_SCORE_BYTES_ON_DEVICE / (4 * 2)) ** 0.5)
     assert self_model.sequence_graph(GraphKind.PLAIN, (length,)) is GraphKind.BLOCKS

@@ -29,7 +29,7 @@ from attention_serving.server.engine.errors import DeadlineExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule import queue as queues
-from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS, Batch
+from attention_serving.server.engine.schedule.batch import FULL_AT_FIXED_COSTS, Batch
 from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.types import MaskKind, Result
 from tests.server.samples import Sample, validated_of
@@ -189,7 +189,7 @@ class QueueMachine(RuleBasedStateMachine):
         by_sequence = {(ticket.request, ticket.index): ticket for ticket in wanted}
         tickets = [by_sequence[queued.request, queued.index] for queued in batch]  # type: ignore[index]
         if len(self.callers) == 1:
-            self.turn = max(self.turn, batch.sequences[0].turn)
+            self.turn = max(self.turn, batch.sequences[0].start_tag)
             assert tickets[0] is wanted[0]
             # The first sequence of a request waits at most for those whose turn had come when it arrived.
             assert all(t.index or self.runs - t.runs_before <= t.sequences_before for t in tickets)
@@ -216,8 +216,8 @@ class QueueMachine(RuleBasedStateMachine):
         for queued in batch:
             request = queued.request
             assert isinstance(request, Sample)
-            request.missing -= 1
-            if not request.missing and not request.is_done:
+            request.unfinished_sequences -= 1
+            if not request.unfinished_sequences and not request.is_done:
                 self._end(request, Result({}))
 
     @invariant()
@@ -265,7 +265,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 # A call costs as much as a few rows, so that some lengths gain together and others lose.
-MIXED = RunCost(call=1.0, row=3e-4, pair=3e-4)
+MIXED = RunCost(fixed=1.0, row=3e-4, pair=3e-4)
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_every_sequence_runs_once_in_time_and_in_a_free_slot(
 )
 def test_a_full_batch_is_complete(self_model: LoadedModel, requests: list[int], expected: list[int]) -> None:
     rows, _ = self_model.operations(1, (4,))
-    one = RunCost(call=1, row=(FULL_AT_CALL_COSTS / 4) / rows, pair=0)
+    one = RunCost(fixed=1, row=(FULL_AT_FIXED_COSTS / 4) / rows, pair=0)
     queue = Queue(Limits())
     model = costing(self_model, one)
     for count in requests:
@@ -330,7 +330,7 @@ def test_sequences_that_are_taken_together_are_those_that_would_be_taken_one_by_
     self_model: LoadedModel, lengths: list[int], call_rows: float, most: int, fitting: int, slots: int
 ) -> None:
     rows, _ = self_model.operations(1, (1,))
-    model = costing(self_model, RunCost(call=call_rows, row=1 / rows, pair=0))
+    model = costing(self_model, RunCost(fixed=call_rows, row=1 / rows, pair=0))
     limits = Limits(max_batch_sequences=most, max_batch_bytes=model.run_bytes(GraphKind.PLAIN, fitting, (1,)))
 
     def batches(*, alike: bool) -> list[Batch]:

@@ -60,7 +60,7 @@ def test_unequal_lengths_need_a_lengths_graph_that_is_worth_it(
 ) -> None:
     model, lengths = costing(models[name], SAME_FOR_ALL), GraphKind.LENGTHS
     if is_dear:
-        runs = {**model.costs.runs, lengths: RunCost(call=2.5, row=0, pair=0)}
+        runs = {**model.costs.run_costs, lengths: RunCost(fixed=2.5, row=0, pair=0)}
         model = dataclasses.replace(model, costs=Costs(runs))
     else:
         graphs = {kind: graph for kind, graph in model.manifest.graphs.items() if kind is not lengths}
@@ -109,7 +109,7 @@ ONE_BY_ONE = Limits(max_batch_sequences=1)
 @pytest.fixture
 def by_row(self_model: LoadedModel) -> LoadedModel:
     """A model whose sequences cost what their rows do, and whose runs do not gain by more of them."""
-    return costing(self_model, RunCost(call=0, row=1, pair=0))
+    return costing(self_model, RunCost(fixed=0, row=1, pair=0))
 
 
 def add(queue: Queue, model: LoadedModel, caller: Caller, *, count: int = 1, length: int = 2) -> None:
@@ -234,6 +234,6 @@ def test_a_run_uses_all_threads_if_it_is_alone_and_gains(large: LoadedModel) -> 
 @pytest.mark.parametrize(("slots", "call", "expected"), [(1, CALL, [12]), (2, CALL, [6, 6]), (4, 1.0, [12])])
 def test_free_slots_share_more_than_calls(large: LoadedModel, slots: int, call: float, expected: Any) -> None:
     """What takes little more than the call itself is not divided."""
-    model = costing(large, dataclasses.replace(large.cost(GraphKind.PLAIN), call=call))
+    model = costing(large, dataclasses.replace(large.run_cost(GraphKind.PLAIN), fixed=call))
     queue = queue_in_slots(model, *[ROWS] * 12, slots=slots)
     assert [len(next_batch(queue)) for _ in expected] == expected

@@ -164,7 +164,7 @@ class ResultForm:
     ) -> FloatArray | list[FloatArray]:
         """Splits the elements of all sequences into their shapes, in the form of the query.
 
-        Those of a batch have the shape `padded`, with zeros past their own shape.
+        Those of a batch have the shape `padded`, or a larger one that all fit, with zeros past their own.
         """
         flat = widen(message.data_type, message.data)
         expected, size = math.prod(self.leading), sum(map(math.prod, shapes))
@@ -174,6 +174,7 @@ class ResultForm:
         if self.form is not InputForm.BATCH:
             parts = split(flat.astype(np.float32), shapes)  # views of the only copy
             return parts if self.form is InputForm.LIST else parts[0]
+        padded = tuple(max(sizes) for sizes in zip(padded, *shapes, strict=True))
         if all(shape == padded for shape in shapes):
             return flat.astype(np.float32).reshape(*self.leading, *padded)
         batch = np.zeros((len(shapes), *padded), np.float32)

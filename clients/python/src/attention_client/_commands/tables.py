@@ -108,11 +108,15 @@ def _values(name: str, value: Any) -> Iterator[_Row]:
 
 
 def _tensor(tensor: TensorInfo) -> str:
-    axes = ", ".join(
-        f"{axis} <= {tensor.max_lengths[axis]}" if axis in tensor.max_lengths else axis
-        for axis in map(str, tensor.axes)
-    )
+    axes = ", ".join(_axis(axis, tensor) for axis in map(str, tensor.axes))
     return f"{tensor.name} {tensor.data_type} ({axes}){' optional' if tensor.optional else ''}"
+
+
+def _axis(axis: str, tensor: TensorInfo) -> str:
+    least = f"{tensor.min_lengths[axis]} <= " if axis in tensor.min_lengths else ""
+    most = f" <= {tensor.max_lengths[axis]}" if axis in tensor.max_lengths else ""
+    multiple = tensor.length_multiples.get(axis)
+    return f"{least}{axis}{most}{f' in multiples of {multiple}' if multiple else ''}"
 
 
 def print_result(
