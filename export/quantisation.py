@@ -19,15 +19,24 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from attention_serving.export.precision import Precision
 from attention_serving.export.rewrite import Builder
 from attention_serving.export.signature import output_tensors
 
 HALF_TYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+# Operators whose factors have one type.
+PRODUCTS = {
+    F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm,
+    torch.einsum, F.scaled_dot_product_attention, torch.conv1d, torch.conv2d, F.layer_norm, F.rms_norm,
+    F.group_norm, F.batch_norm,
+}  # fmt: skip
 LARGEST = 127
 # Of two neighbouring weights. To round both adds 1 at most.
 LARGEST_PAIR = 127
@@ -47,6 +56,25 @@ def lowered(module: nn.Module, precision: Precision) -> nn.Module:
     return module if dtype is None else _HalfPrecision(module, dtype)
 
 
+class _CastProducts(TorchFunctionMode):
+    """Casts the float32 factors of products with half precision, such as rows times `mask.float()`."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls an operator."""
+        kwargs = kwargs or {}
+        tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        if func in PRODUCTS and any(tensor.dtype is self._dtype for tensor in tensors):
+            args, kwargs = tree_map(self._cast, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _cast(self, value: Any) -> Any:
+        return value.to(self._dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
+
+
 class _HalfPrecision(nn.Module):
     """Casts float32 inputs to half precision, and real outputs back to float32."""
 
@@ -57,7 +85,8 @@ class _HalfPrecision(nn.Module):
 
     def forward(self, **options: Any) -> tuple[Tensor, ...]:
         """Calls the module."""
-        outputs = self.module(**{name: self._cast(value) for name, value in options.items()})
+        with _CastProducts(self.dtype):
+            outputs = self.module(**{name: self._cast(value) for name, value in options.items()})
         return output_tensors(outputs)
 
     def _cast(self, value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Linear layers in integers: which are replaced, how far they are off, and rows of unusual numbers."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.export import export_module
 from attention_serving.export.quantisation import quantise_linear_layers
 from attention_serving.export.rewrite import Attribute, Builder
 
@@ -107,3 +112,22 @@ def test_a_row_with_a_value_that_is_not_finite_gives_nan_and_leaves_the_others(v
     assert np.isnan(found[1]).all()
     np.testing.assert_array_equal(found[[0, 2]], expected[[0, 2]])
     assert not found[[0, 2], 3].any()
+
+
+class MaskedMean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        weights = attention_mask[..., None].float()
+        score: Tensor = self.head(self.norm((x * weights).sum(1) / weights.sum(1)))
+        return score
+
+
+def test_rows_times_a_mask_of_numbers_are_lowered(tmp_path: Path) -> None:
+    example = {"x": torch.randn(2, 3, 8), "attention_mask": torch.ones(2, 3, dtype=torch.int64)}
+    _, manifest = export_module(
+        MaskedMean(), example, out=tmp_path, name="m", precision="fp16", max_length=16
+    )
+    assert (manifest.precision, set(manifest.graphs)) == ("fp16", {GraphKind.PLAIN, GraphKind.LENGTHS})
