@@ -96,7 +96,6 @@ def test_the_first_bit_is_the_lowest_and_a_mask_for_text_has_any_size():
         pytest.param((2, 3), {"data": bytes(23)}, id="partial-element"),
         pytest.param((2, 3), {"lengths": [1, 1]}, id="more-sequences-than-requested"),
         pytest.param((2, 3), {"data_type": pb.DATA_TYPE_INT64}, id="another-type"),
-        pytest.param((2, 1, 3), {"lengths": [2, 0]}, id="more-rows-than-the-batch"),
     ],
 )
 def test_a_response_that_contradicts_itself_is_an_internal_error(query: Any, damage: dict[str, Any]):
