@@ -359,8 +359,11 @@ def check_repeatable(module: AdaptedModule, signature: Signature, example: Mappi
     kept = module.start.changes()
     repeats = _repeats(module, signature, inputs, first)  # before other sizes, which may reset what is kept
     larger = {axis: size + 1 for axis, size in sizes.items()}
-    for others in (larger, {**sizes, BATCH_AXIS: larger[BATCH_AXIS]}):  # after the inputs, then before them
-        _takes(module, signature, others)
+    for intermediate in (
+        larger,
+        {**sizes, BATCH_AXIS: larger[BATCH_AXIS]},
+    ):  # after the inputs, then before them
+        _takes(module, signature, intermediate)
         kept |= module.start.changes()
         repeats = repeats and _repeats(module, signature, inputs, first)
         module.start.restore()
