@@ -21,7 +21,15 @@ from securesystemslib.signer import Signature
 
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.keys import PrivateKey, PublicKey
-from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, check_inside, file_hash, read_bounded
+from attention_serving.artifact.manifest import (
+    EAGER,
+    JUDGE,
+    MANIFEST_FILE,
+    Manifest,
+    check_inside,
+    file_hash,
+    read_bounded,
+)
 from attention_serving.artifact.tolerance import Tolerance
 
 CERTIFICATE_FILE = "certificate.json"
@@ -52,14 +60,14 @@ class Machine(_Value):
 
 
 class Proof(_Value):
-    """What was proven: the graphs equal eager PyTorch on the golden vectors, within the tolerance."""
+    """What was proven: the graphs equal their judge on the golden vectors, within the tolerance."""
 
     name: str
     version: int
     precision: str
     tolerance: Tolerance
     max_abs_error: NonNegativeFloat
-    """Largest difference from eager PyTorch."""
+    """Largest difference from the judge."""
     max_error_ratio: Annotated[float, Field(ge=0, le=1)]
     """The same, divided by the tolerance of the value."""
     cases: Annotated[int, Field(ge=1)]
@@ -68,9 +76,14 @@ class Proof(_Value):
     replayed_with: dict[str, str]
     """Versions of what replayed the golden vectors."""
     made_with: dict[str, str]
-    """Versions of what made the artifact and its golden vectors."""
+    """Versions of what made the artifact and its golden vectors, and the judge as in the manifest."""
     branches_as_traced: tuple[str, ...] = ()
     """As in the manifest."""
+
+    @property
+    def judge(self) -> str:
+        """What computed the outputs of the golden vectors."""
+        return self.made_with.get(JUDGE, EAGER)
 
 
 class _Subject(_Value):

@@ -1,4 +1,7 @@
-"""Golden vectors: inputs of each graph and the outputs of eager PyTorch, which every server replays."""
+"""Golden vectors: inputs of each graph and the outputs of its judge, which every server replays.
+
+The judge is eager PyTorch; of an ONNX file, what the manifest says.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ TEXTS = ("text", "text_pair")
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """Inputs of one graph and the outputs of eager PyTorch for them, by name."""
+    """Inputs of one graph and the outputs of its judge for them, by name."""
 
     graph: GraphKind
     inputs: Arrays

@@ -26,6 +26,8 @@ MAX_MANIFEST_BYTES = 1 << 20
 MAX_PROBLEMS = 3
 MAX_WINDOW = 2**31 - 1
 GRAPH_SUFFIX = ".onnx"
+# The key of `made_with` that names what computed the golden vectors, and what did without it.
+JUDGE, EAGER = "judge", "eager PyTorch"
 BATCH_AXIS = "batch"
 KEY_LENGTHS = "key_lengths"
 QUERY_LENGTHS = "query_lengths"
@@ -192,9 +194,9 @@ class Manifest(Record):
     causal: bool
     opset: Size
     precision: Literal["fp32", "fp16", "bf16", "int8"]
-    activation_scales: Literal["row"] | None = None
-    """For int8, the activations that share a scale: those of a row. Absent in earlier manifests, where all
-    rows of a run share one and affect each other."""
+    activation_scales: Literal["row", "fixed"] | None = None
+    """For int8, the activations that share a scale: those of a row, or all of all runs. Absent in earlier
+    manifests and of some ONNX files, where all rows of a run share one and affect each other."""
     tolerance: Tolerance
     parameters: Count
     cost: Cost
@@ -229,7 +231,7 @@ class Manifest(Record):
     files: dict[FileName, str]
     """SHA-256 of every file of the artifact except the manifest."""
     made_with: dict[str, str]
-    """Versions of the libraries that the artifact was made with."""
+    """Versions of the libraries that the artifact was made with, and the judge if it is not eager PyTorch."""
     source: str = ""
     """SHA-256 of the weights, configuration and options that were exported."""
 
@@ -256,10 +258,15 @@ class Manifest(Record):
     def runs_alone(self) -> bool:
         """Whether each sequence needs a run of its own.
 
-        Earlier int8 artifacts compute one scale from all rows of a run: other sequences would change a
-        result, and a NaN in one would spoil the others.
+        Earlier int8 artifacts, and some ONNX files, compute one scale from all rows of a run: other sequences
+        would change a result, and a NaN in one would spoil the others.
         """
         return self.precision == "int8" and self.activation_scales is None
+
+    @property
+    def judge(self) -> str:
+        """What computed the outputs of the golden vectors."""
+        return self.made_with.get(JUDGE, EAGER)
 
     @property
     def attention_patterns(self) -> tuple[AttentionPattern, ...]:

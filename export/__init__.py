@@ -1,8 +1,8 @@
-"""From a PyTorch module to an artifact: ONNX graphs, manifest, golden vectors and parity report.
+"""From a PyTorch module or an ONNX file to an artifact: graphs, manifest, golden vectors, parity report.
 
 PyTorch takes seconds to import, and `python -m export --help` must not wait for it. Therefore this file and
 what it imports at import time (export.api, export.certificate, export.deployment, export.errors,
-export.precision) do not import PyTorch; `export_module` imports it when it is called.
+export.precision) do not import PyTorch; its functions import it when they are called.
 """
 
 import os
@@ -11,7 +11,7 @@ import os
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.api import check_module, export_module
+from attention_serving.export.api import check_module, export_module, export_onnx
 from attention_serving.export.certificate import VERSION
 from attention_serving.export.deployment.write import write_target
 from attention_serving.export.errors import ArtifactExistsError, ExportError, ParityError
@@ -26,5 +26,6 @@ __all__ = [
     "Tolerance",
     "check_module",
     "export_module",
+    "export_onnx",
     "write_target",
 ]

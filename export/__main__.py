@@ -1,4 +1,4 @@
-"""Command line: `python -m export PRESET --out REPO`; or FILE:NAME, `--weights FILE` or `--encoder FOLDER`.
+"""Command line: `python -m export PRESET --out REPO`; or FILE:NAME, `--weights`, `--encoder` or `--onnx`.
 
 Checks the usage without PyTorch, which takes seconds to import; `export.command` does the work. Exit status:
 0 if the export succeeded, 1 if it failed, 2 if the command was used wrongly.
@@ -39,6 +39,8 @@ def export(
     masks: options.Masks = None,
     weights: options.Weights = None,
     encoder: options.Encoder = None,
+    onnx: options.OnnxFile = None,
+    golden: options.Golden = None,
     seed: options.Seed = None,
     layout: options.Layout = "",
     prefix: options.Prefix = "",
@@ -62,7 +64,7 @@ def export(
     atol: options.AbsoluteTolerance = None,
     cosine: options.SmallestCosine = None,
 ) -> None:
-    """Export a module or a text encoder into a model repository; compare it with eager PyTorch."""
+    """Export a module, a text encoder or an ONNX file into a model repository, and compare the results."""
     if tool_version:
         console.print(VERSION)
         return
@@ -73,14 +75,11 @@ def export(
     checkpoint |= _set_options(rotary_theta=rotary_theta)
     text = _set_options(pooling=pooling, dimensions=tuple(dimensions or ()), truncates=truncate)
     text |= _set_options(reference=reference, trust_remote_code=trust_remote_code)
-    if ":" in preset:
-        conflicts = _set_options(weights=weights, encoder=encoder, cosine=cosine) | checkpoint | text
-        source = _module(preset, seed, examples or (), masks or (), conflicts)
-    else:
-        if examples or masks:
-            flag = "--example" if examples else "--mask"
-            fail(f"{flag} needs a module of your project, such as my_project.model:build_ranker")
-        source = _source(preset, weights, encoder, seed, checkpoint, text)
+    settings = _set_options(cosine=cosine, dry_run=describe, golden=golden)
+    settings |= {"precision": precision} if precision is not Precision.FP32 else {}
+    source = _source(
+        preset, weights, encoder, onnx, seed, examples or (), masks or (), checkpoint, text, settings
+    )
     if describe:
         with _report_failures():
             from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
@@ -114,10 +113,25 @@ def _source(
     preset: str,
     weights: Path | None,
     encoder: Path | None,
+    onnx: Path | None,
     seed: int | None,
+    examples: Sequence[str],
+    masks: Sequence[str],
     checkpoint: Mapping[str, Any],
     text: Mapping[str, Any],
+    settings: Mapping[str, Any],
 ) -> Source:
+    if onnx is not None:
+        conflicts = _set_options(preset=preset, weights=weights, encoder=encoder, example=examples, seed=seed)
+        return _onnx_file(onnx, masks, {**conflicts, **checkpoint, **text, **settings})
+    if "golden" in settings:
+        fail("--golden needs --onnx")
+    if ":" in preset:
+        conflicts = _set_options(weights=weights, encoder=encoder, cosine=settings.get("cosine"))
+        return _module(preset, seed, examples, masks, {**conflicts, **checkpoint, **text})
+    if examples or masks:
+        flag = "--example" if examples else "--mask"
+        fail(f"{flag} needs a module of your project, such as my_project.model:build_ranker")
     if encoder is not None:
         conflicts = _set_options(preset=preset, weights=weights, seed=seed) | dict(checkpoint)
         return _encoder(encoder, text, conflicts)
@@ -160,6 +174,12 @@ def _module(
         fail("--example is missing: give the name and shape of each input, such as --example src=2,3,32")
     seed = options.PRESET_SEED if seed is None else seed
     return Source(module=reference, options={"seed": seed, "examples": examples, "masks": masks})
+
+
+def _onnx_file(path: Path, masks: Sequence[str], settings: Mapping[str, Any]) -> Source:
+    if conflicts := [name for name in settings if name != "golden"]:
+        fail(f"--onnx and {_flags(conflicts[:1])} exclude each other")
+    return Source(onnx=path, options={"golden": settings.get("golden"), "masks": masks})
 
 
 def _checkpoint(weights: Path, preset: str, seed: int | None, arguments: Mapping[str, Any]) -> Source:

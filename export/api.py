@@ -1,4 +1,4 @@
-"""`export_module`, the Python interface of the exporter."""
+"""`export_module` and `export_onnx`, the Python interface of the exporter."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attention_serving.artifact.keys import read_private_key
-from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.manifest import Manifest, file_hash
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.errors import details_in_file
@@ -155,6 +155,90 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         for line in spec.signatures[0].describe():
             progress(line)
         return ArtifactWriter(spec, target, precision, accepted, digest, progress).publish(key)
+
+
+@details_in_file()
+def export_onnx(  # noqa: PLR0913 - a public interface of keywords
+    file: Path | str,
+    *,
+    out: Path | str,
+    name: str,
+    golden: Path | str | None = None,
+    version: int = 1,
+    description: str = "",
+    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
+    max_length: int | Mapping[str, int] | None = None,
+    masks: Mapping[str, str | None] | None = None,
+    inputs: Mapping[str, str] | None = None,
+    tolerance: Tolerance | None = None,
+    replace: bool = False,
+    sign_key: Path | None = None,
+    progress: Callable[[str], object] | None = None,
+) -> tuple[Path, Manifest]:
+    """Exports an ONNX file that exists already, of any framework.
+
+    PyTorch is not asked: the judge of the results is the golden vectors, or ONNX's reference evaluator on
+    small shapes. Manifest, parity report and certificate name it. Other lengths and batch sizes are compared
+    with runs of the file itself, and sequences in a batch with the same ones alone.
+
+    Args:
+        file: The file, with external data in its folder. Axis 0 of each input and output is the batch, and
+            must vary; axis 1 may. Real numbers are served as float32, integers as int64.
+        out: Model repository; made if it does not exist.
+        name: Name of the model.
+        golden: File of `numpy.savez` with inputs and the outputs that the file's framework computes for them,
+            named as in the file; of several cases, `name/0`, `name/1` and so on. Needed if the evaluator
+            lacks an operator, or if no embedding shows the range of ids.
+        version: Version of the model, from 1.
+        description: One line. Default: the name of the file.
+        dynamic_axes: As in `export_module`, in place of the names that the file has for axes of an input.
+        max_length: As in `export_module`.
+        masks: As in `export_module`; `…padding_mask` hides, and `attention_mask` attends.
+        inputs: By input of the file, its name in requests. Default: the name in the file, with "_" for what
+            names cannot contain, and "_input" after a name that has a meaning of its own in requests.
+        tolerance: Largest accepted difference from the judge. Default: that of the file's precision.
+        replace: Whether to replace a different artifact of the same name and version.
+        sign_key: PEM file with an Ed25519 private key, which signs a certificate.
+        progress: Called with a description of each step, as in `export_module`.
+
+    Returns:
+        The artifact's folder and its manifest.
+
+    Raises:
+        ValueError: The arguments do not fit each other or the file.
+        ArtifactExistsError: The repository holds another artifact of that name and version.
+        ExportError: The file cannot be read, run or judged, or mixes the sequences of a batch.
+        ParityError: Results differ from the judge's by more than the tolerance.
+        KeyFileError: `sign_key` is not the file of such a key.
+    """
+    from attention_serving.export.artifact import ArtifactWriter, show, source_digest  # noqa: PLC0415
+    from attention_serving.export.onnx_file import OnnxFile  # noqa: PLC0415
+    from attention_serving.export.onnx_spec import file_inputs, file_spec, read_vectors  # noqa: PLC0415
+    from attention_serving.export.target import Target  # noqa: PLC0415
+
+    key = read_private_key(sign_key) if sign_key is not None else None
+    target = Target(repository=Path(out), model=ModelId(name, version), replace=replace)
+    progress, path = progress or show, Path(golden) if golden is not None else None
+    source = OnnxFile.read(Path(file))
+    vectors = read_vectors(path, source) if path is not None else []
+    description = description or source.path.name
+    module = source.session()
+    options = {
+        "file": source.digest,
+        "golden": file_hash(path) if path is not None else "",
+        "arguments": [dynamic_axes, max_length, masks, inputs, description, tolerance],
+    }
+    digest = source_digest(module, options)
+    target.check(digest)
+    module_inputs = file_inputs(source, module, vectors, dynamic_axes, max_length, masks, inputs)
+    progress(module_inputs.describe([*source.outputs]))
+    for renamed, parameter in module_inputs.parameters.items():
+        progress(f"  input {parameter}: {renamed} in requests")
+    progress("runs in ONNX Runtime and of the judge")
+    with module_inputs.advise_masks():
+        spec = file_spec(source, module, module_inputs, vectors, path, description, tolerance)
+        accepted = tolerance or spec.tolerances[source.precision]
+        return ArtifactWriter(spec, target, source.precision, accepted, digest, progress).publish(key)
 
 
 @details_in_file()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import onnx
 import onnx_ir
@@ -21,7 +22,9 @@ from torch import Tensor, nn
 from attention_serving.artifact.golden import GoldenCase, golden_tensors, texts_of, token_inputs
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import (
+    EAGER,
     IN_BLOCKS,
+    JUDGE,
     MANIFEST_FILE,
     Graph,
     GraphKind,
@@ -37,6 +40,7 @@ from attention_serving.export.certificate import sign_artifact
 from attention_serving.export.errors import ExportError, details_in_file
 from attention_serving.export.graph import OPSET, finish, trace
 from attention_serving.export.precision import Precision
+from attention_serving.export.probe import LongCase
 from attention_serving.export.quantisation import HALF_TYPES, lowered, quantise_linear_layers
 from attention_serving.export.signature import (
     QUERY_AXIS,
@@ -67,6 +71,8 @@ GOLDEN_TEXTS = 24
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 Progress = Callable[[str], object]
 """Is called with a short description of each step when it begins."""
+# What computes the cases that the judge of an ONNX file does not reach.
+RUNS_OF_FILE = "the file in ONNX Runtime"
 UNCHANGED = "unchanged: the repository holds this very artifact"
 
 
@@ -177,6 +183,7 @@ class ArtifactWriter:
     def _write(self, folder: Path) -> Manifest:
         """Writes all files into a folder; the manifest, which lists the others, last."""
         spec, (graphs, assumptions) = self.spec, self._graphs()
+        judge = spec.file.judge if spec.file is not None else ""
         signatures = [s for s in spec.signatures if s.kind in graphs]
         write_graphs({GRAPH_FILES[kind]: graph for kind, graph in graphs.items()}, folder)
         largest, refuses_nan = dict(signatures[0].max_lengths), False
@@ -185,8 +192,12 @@ class ArtifactWriter:
             if (runner := self._runner(folder, signature)) is None:
                 continue
             self._limit(largest, runner, signature, assumptions.get(signature.kind, ()))
-            self.progress(f"graph {signature.kind}: comparison with eager PyTorch")
-            if signature.kind is GraphKind.PLAIN:
+            self.progress(f"graph {signature.kind}: comparison with {judge or EAGER}")
+            if spec.file is not None:
+                cases += runner.compare(spec.file.golden[signature.kind])
+                in_grid = runner.cases({}, self._reached(signature), forms=False)
+                cases += [replace(case, judge=RUNS_OF_FILE) for case in in_grid]
+            elif signature.kind is GraphKind.PLAIN:
                 cases += self._compare_plain(runner, replace(signature, max_lengths=largest))
                 refuses_nan = spec.has_forms and runner.loses_nan()
             else:
@@ -203,12 +214,17 @@ class ArtifactWriter:
             cases,
             self.tolerance,
             spec.reference,
+            judge=judge,
             branches=spec.branches,
             notes=spec.notes,
         )
         (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
         self.progress("golden vectors")
-        golden = [case for s in signatures for case in parity.golden_cases(spec.module, s)]
+        golden = [
+            case
+            for s in signatures
+            for case in (spec.file.golden[s.kind] if spec.file else parity.golden_cases(spec.module, s))
+        ]
         golden += spec.texts[:GOLDEN_TEXTS]
         save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
         if spec.tokenizer is not None:
@@ -220,6 +236,8 @@ class ArtifactWriter:
     def _graphs(self) -> tuple[dict[GraphKind, onnx.ModelProto], dict[GraphKind, Sequence[Assumption]]]:
         """Each graph, without those that cannot be computed in blocks, and what each assumes."""
         spec, traced = self.spec, dict[GraphKind, onnx_ir.Model]()
+        if spec.file is not None:
+            return dict(spec.file.graphs), {}
         assumptions = dict[GraphKind, Sequence[Assumption]]()
         for signature in spec.signatures:
             kind = signature.kind
@@ -267,18 +285,22 @@ class ArtifactWriter:
             return None
 
     def _compare_plain(self, runner: parity.GraphRunner, signature: Signature) -> Iterable[parity.ParityCase]:
-        spec = self.spec
-        reached = [
+        forms = self.spec.has_forms and self.precision is Precision.FP32 and not self.spec.branches
+        return runner.cases(self._texts(signature), self._reached(signature), forms=forms)
+
+    def _reached(self, signature: Signature) -> Sequence[LongCase]:
+        """Long cases that a graph takes."""
+        return [
             (sizes, case)
-            for sizes, case in spec.long_cases
-            if all(size <= signature.max_lengths.get(axis, size) for axis, size in sizes.items())
+            for sizes, case in self.spec.long_cases
+            if case.graph is signature.kind
+            and all(size <= signature.max_lengths.get(axis, size) for axis, size in sizes.items())
         ]
-        forms = spec.has_forms and self.precision is Precision.FP32 and not spec.branches
-        return runner.cases(self._texts(signature), reached, forms=forms)
 
     def _made_with(self) -> dict[str, str]:
         versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
-        return versions | ({"reference": self.spec.reference} if self.spec.reference else {})
+        further = {"reference": self.spec.reference, JUDGE: self.spec.file.judge if self.spec.file else ""}
+        return versions | {name: text for name, text in further.items() if text}
 
     def _texts(self, signature: Signature) -> dict[str, GoldenCase]:
         """By text, the case that its tokens make of a case of the reference."""
@@ -293,7 +315,9 @@ class ArtifactWriter:
         }
 
     def _manifest(self, folder: Path, signatures: Sequence[Signature], *, refuses_nan: bool) -> Manifest:
-        spec = self.spec
+        spec, file = self.spec, self.spec.file
+        scales: Literal["row", "fixed"] | None = "row" if self.precision is Precision.INT8 else None
+        parameters = sum(parameter.numel() for parameter in spec.module.parameters())
         return Manifest(
             name=self.target.model.name,
             version=self.target.model.version,
@@ -301,11 +325,11 @@ class ArtifactWriter:
             config=dict(spec.config),
             num_heads=spec.num_heads,
             causal=spec.causal,
-            opset=OPSET,
+            opset=OPSET if file is None else file.opset,
             precision=self.precision.value,
-            activation_scales="row" if self.precision is Precision.INT8 else None,
+            activation_scales=scales if file is None else file.activation_scales,
             tolerance=self.tolerance,
-            parameters=sum(parameter.numel() for parameter in spec.module.parameters()),
+            parameters=parameters if file is None else file.parameters,
             cost=spec.cost,
             graphs={
                 s.kind: Graph(file=GRAPH_FILES[s.kind], inputs=s.inputs, outputs=s.outputs)

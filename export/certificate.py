@@ -114,7 +114,7 @@ def _session(path: Path, provider: ProofProvider) -> Any:
 
 
 def _replay(session: Any, case: GoldenCase, manifest: Manifest) -> tuple[float, float]:
-    """The largest difference from eager PyTorch, absolute and as a part of the tolerance."""
+    """The largest difference from the golden vectors, absolute and as a part of the tolerance."""
     names = sorted(case.outputs)
     try:
         outputs = session.run(names, case.inputs)
@@ -125,7 +125,7 @@ def _replay(session: Any, case: GoldenCase, manifest: Manifest) -> tuple[float, 
     ratio = max((manifest.tolerance.ratio(*pair) for pair in pairs), default=0.0)
     if ratio > 1:
         raise ParityError(
-            f"graph {case.graph} differs from eager PyTorch by {largest:.3g} on this machine; "
+            f"graph {case.graph} differs from {manifest.judge} by {largest:.3g} on this machine; "
             f"the tolerance is {manifest.tolerance}"
         )
     return largest, ratio

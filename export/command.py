@@ -15,7 +15,7 @@ from attention_serving.artifact.keys import PrivateKey, read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.api import check_module, export_module
+from attention_serving.export.api import check_module, export_module, export_onnx
 from attention_serving.export.artifact import UNCHANGED, Progress, show, write_artifact
 from attention_serving.export.deployment.write import DeploymentTarget, check_target, write_target
 from attention_serving.export.encoder import classifier_spec, encoder_spec
@@ -62,10 +62,12 @@ def load_module(
         raise ValueError(  # noqa: TRY004 - as for all other arguments
             f"{reference} is {type(module).__name__}; name a torch.nn.Module, or a function that returns one"
         )
-    meanings = {
-        name: None if meaning == "None" else meaning for name, _, meaning in (m.partition("=") for m in masks)
-    }
-    return module, {"example_inputs": dict(map(_example, examples)), "masks": meanings}
+    return module, {"example_inputs": dict(map(_example, examples)), "masks": _meanings(masks)}
+
+
+def _meanings(masks: Sequence[str]) -> dict[str, str | None]:
+    pairs = (mask.partition("=") for mask in masks)
+    return {name: None if meaning == "None" else meaning for name, _, meaning in pairs}
 
 
 def _example(text: str) -> tuple[str, Tensor]:
@@ -139,17 +141,15 @@ def run(
 
     def progress(step: str) -> None:
         steps.append(step)
-        if source.module:
+        if source.module or source.onnx:
             sys.stderr.write(f"{step}\n")
         else:
             show(step)
 
-    if source.module:
-        module, arguments = load_module(source.module, **source.options)
+    if source.module or source.onnx:
         usual = TOLERANCES[precision].model_dump()
-        folder, manifest = export_module(
-            module,
-            **arguments,
+        folder, manifest = _export(
+            source,
             out=out,
             name=model.name,
             version=model.version,
@@ -170,6 +170,14 @@ def run(
     for target in targets:
         for path in write_target(folder, target, replace=replace):
             console.print(f"  {target}: {path}")
+
+
+def _export(source: Source, *, precision: Precision, **arguments: Any) -> tuple[Path, Manifest]:
+    if source.onnx is not None:
+        golden, masks = source.options["golden"], _meanings(source.options["masks"])
+        return export_onnx(source.onnx, golden=golden, masks=masks, **arguments)
+    module, inputs = load_module(source.module, **source.options)
+    return export_module(module, precision=precision, **inputs, **arguments)
 
 
 def _write(
@@ -233,7 +241,7 @@ def describe(source: Source) -> None:
 
 def _print_artifact(folder: Path, manifest: Manifest, *, unchanged: bool) -> None:
     report = json.loads((folder / manifest.parity_report).read_bytes())
-    cases = len(report["cases"])
+    cases = sum(case["judge"] is None for case in report["cases"])
     error = f"{report['max_abs_error']:.2g} in {cases} cases" if cases else "not measured: no CPU kernels"
     if report["min_cosine"] is not None:
         error += f", smallest cosine of embeddings {report['min_cosine']:.6f}"
@@ -245,6 +253,6 @@ def _print_artifact(folder: Path, manifest: Manifest, *, unchanged: bool) -> Non
     console.print(
         f"{folder}{' (unchanged)' if unchanged else ''}",
         f"  {manifest.parameters:,} parameters; opset {manifest.opset}; graphs {', '.join(manifest.graphs)}",
-        f"  largest difference from eager PyTorch {error}; tolerance {manifest.tolerance}",
+        f"  largest difference from {manifest.judge} {error}; tolerance {manifest.tolerance}",
         sep="\n",
     )

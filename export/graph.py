@@ -171,7 +171,7 @@ def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
         ExportError: The graph lost a symbolic axis, or uses an operator outside the ONNX standard.
     """
     proto = onnx_ir.to_proto(model)
-    _strip(proto)
+    strip(proto)
     _number(proto.graph)
     _name_derived_axes(proto, signature)
     _check(proto, signature)
@@ -334,8 +334,8 @@ def _operators(opset_version: int = OPSET) -> ONNXRegistry:
     return registry
 
 
-def _strip(proto: onnx.ModelProto) -> None:
-    """Removes the tracer's debugging data: stack traces with paths, and intermediate shapes."""
+def strip(proto: onnx.ModelProto) -> None:
+    """Removes debugging data, such as stack traces with paths, and intermediate shapes."""
     del proto.graph.value_info[:]
     del proto.graph.metadata_props[:]
     del proto.metadata_props[:]

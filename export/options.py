@@ -55,12 +55,32 @@ Examples = Annotated[
         "--example",
     ),
 ]
+OnnxFile = Annotated[
+    Path | None,
+    _option(
+        SOURCE,
+        "ONNX file to export instead of a preset, with external data in its folder. Axis 0 of its inputs and "
+        "outputs is the batch.",
+        "--onnx",
+    ),
+]
+Golden = Annotated[
+    Path | None,
+    _option(
+        SOURCE,
+        "With --onnx: file of numpy.savez with inputs and the outputs that the file's framework computes for "
+        "them, by their names in the file. Default: the results are compared with ONNX's reference "
+        "evaluator.",
+        "--golden",
+    ),
+]
 Masks = Annotated[
     list[str] | None,
     _option(
         SOURCE,
-        "With a module of your project: what a mask means, such as 'query_mask=True attends', 'padding=True "
-        "hides', 'bias=added' (-inf hides) or 'attention_mask=None' (an ordinary input). Can be repeated.",
+        "With a module of your project or --onnx: what a mask means, such as 'query_mask=True attends', "
+        "'padding=True hides', 'bias=added' (-inf hides) or 'attention_mask=None' (an ordinary input). Can "
+        "be repeated.",
         "--mask",
     ),
 ]
@@ -220,17 +240,19 @@ SmallestCosine = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What is exported: one of the first four.
+    """What is exported: one of the first five.
 
     Attributes:
+        onnx: An ONNX file.
         module: A module of another project, `package.file:name`.
         preset: Name of a preset.
         weights: A checkpoint of another project.
         encoder: The folder of a text encoder.
-        options: Arguments of `load_module`, of `build_preset`, of `load_checkpoint`, or of `load_encoder` and
-            `encoder_spec`.
+        options: Arguments of `export_onnx`, of `load_module`, of `build_preset`, of `load_checkpoint`, or of
+            `load_encoder` and `encoder_spec`.
     """
 
+    onnx: Path | None = None
     module: str = ""
     preset: str = ""
     weights: Path | None = None

@@ -305,8 +305,7 @@ def output_scale(module: nn.Module, signature: Signature, cases: Iterable[LongCa
 
     For standard normal inputs, the usual outputs are those of short sequences: a sum grows with the length.
     """
-    results = outputs(module, signature, random_inputs(signature, first_sizes(signature), rng()))
-    short = _magnitude(results)
+    short = output_magnitude(module, signature)
     usual = 1.0 if signature.ranges else max(1.0, short)
     largest = max(short, *(_magnitude(case.outputs) for _, case in cases), usual)
     return 2.0 ** math.ceil(math.log2(largest / usual))
@@ -320,6 +319,11 @@ def output_precision(module: nn.Module, signature: Signature) -> Precision | Non
         leaves = tree_leaves(module(**tensors))
     types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor)}
     return next((precision for dtype, precision in ROUNDED.items() if dtype in types), None)
+
+
+def output_magnitude(module: nn.Module, signature: Signature) -> float:
+    """The magnitude of the outputs for short sequences."""
+    return _magnitude(outputs(module, signature, random_inputs(signature, first_sizes(signature), rng())))
 
 
 def _magnitude(results: Arrays) -> float:
@@ -416,8 +420,8 @@ def check_independence(module: nn.Module, signature: Signature, tolerance: Toler
             if not tolerance.holds(alone[0], together[name][index]):
                 raise ExportError(
                     f"output {name!r}: the result of a sequence depends on its batch; the sequences of a "
-                    f"batch come from different callers and must not depend on each other. If the module "
-                    f"takes (sequence, batch, ...), name its axes so: {{0: 'sequence', 1: 'batch'}}"
+                    f"batch come from different callers and must not depend on each other. If the batch is "
+                    f"the second axis, name the axes so: {{0: 'sequence', 1: 'batch'}}"
                 )
 
 
@@ -489,6 +493,8 @@ def _try(
 ) -> tuple[Tensor, ...]:
     try:
         results = call_eager(module, signature, inputs)
+    except ExportError:  # of an ONNX file
+        raise
     except Exception as error:  # a module may raise anything
         raise failure(inputs, error) from error
     if any(result.numel() == 0 for result in results):
@@ -498,9 +504,9 @@ def _try(
         if not accepts_nan and bool(result.isnan().any()):
             name = signature.outputs[index].name if signature.outputs else str(index)
             raise NotANumberError(
-                f"output {name!r}: eager PyTorch returns NaN for finite inputs, which proves nothing. Give "
-                f"example_inputs (and examples=[...]) with values as requests have them: they are tested in "
-                f"the range of the examples"
+                f"output {name!r}: the module returns NaN for finite inputs, which proves nothing. Give "
+                f"examples (example_inputs and examples=[...], or the golden vectors of an ONNX file) with "
+                f"values as requests have them: they are tested in the range of the examples"
             )
     return results
 

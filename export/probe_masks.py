@@ -130,22 +130,22 @@ def _is_equal_when_padded(
     ]
     padded = {spec.name: np.zeros_like(inputs[spec.name]) for spec in padded_with_zeros}
     for index, lengths in enumerate(parts):
-        rows_of_sequence = _cut(inputs, padded_with_zeros, index, lengths)
-        for name, window in _cut(padded, padded_with_zeros, index, lengths).items():
+        rows_of_sequence = cut(inputs, padded_with_zeros, index, lengths)
+        for name, window in cut(padded, padded_with_zeros, index, lengths).items():
             window[...] = rows_of_sequence[name]
     inputs |= padded
     # Rows that may attend to nothing can be NaN: those of padding, or all if a mask means the opposite.
     together = outputs(module, signature, inputs, accepts_nan=True)
     for index, lengths in enumerate(parts):
-        alone = outputs(module, signature, _cut(inputs, signature.inputs, index, lengths), accepts_nan=True)
+        alone = outputs(module, signature, cut(inputs, signature.inputs, index, lengths), accepts_nan=True)
         sizes_of_sequence = all_sizes(lengths, signature.derived_axes)
-        batched = _cut(together, signature.outputs, index, sizes_of_sequence)
+        batched = cut(together, signature.outputs, index, sizes_of_sequence)
         if not all(tolerance.holds(alone[name], batched[name]) for name in batched):
             return False
     return True
 
 
-def _cut(arrays: Arrays, specs: Iterable[TensorSpec], index: int, lengths: Mapping[str, int]) -> Arrays:
+def cut(arrays: Arrays, specs: Iterable[TensorSpec], index: int, lengths: Mapping[str, int]) -> Arrays:
     """Views (1, ...) of one sequence of a batch, without what comes after its lengths."""
     windows = {spec.name: tuple(slice(lengths.get(str(axis))) for axis in spec.axes) for spec in specs}
     return {name: arrays[name][index : index + 1][window] for name, window in windows.items()}

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
+import onnx
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -233,6 +234,7 @@ class ExportSpec:
         has_forms: Whether the plain graph is compared for zeros, equal rows and large values too.
         branches: Places of branches on values that the caller accepts as they were traced.
         notes: What the parity report says beside its figures.
+        file: Of an ONNX file that exists already.
     """
 
     module: nn.Module
@@ -253,6 +255,28 @@ class ExportSpec:
     has_forms: bool = False
     branches: Sequence[str] = ()
     notes: Sequence[str] = ()
+    file: "FileFacts | None" = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FileFacts:
+    """What an ONNX file that exists already brings along.
+
+    Attributes:
+        graphs: By kind, in place of traced ones.
+        golden: By kind, the cases that the judge has computed.
+        judge: What the golden vectors are of, in place of eager PyTorch.
+        opset: Version of its operators.
+        parameters: Number of elements of its weights.
+        activation_scales: As in the manifest.
+    """
+
+    graphs: Mapping[GraphKind, onnx.ModelProto]
+    golden: Mapping[GraphKind, Sequence[GoldenCase]]
+    judge: str
+    opset: int
+    parameters: int
+    activation_scales: Literal["row", "fixed"] | None
 
 
 def attention_spec(module: AttentionModule, description: str = "") -> ExportSpec:

@@ -66,7 +66,7 @@ def show(path: Path, certificate: Certificate) -> None:
     console.print(
         f"{path}",
         f"  {proof.name} version {proof.version}, {proof.precision}, {certificate.files} files",
-        f"  largest difference from eager PyTorch {proof.max_abs_error:.2g} in {proof.cases} cases, "
+        f"  largest difference from {proof.judge} {proof.max_abs_error:.2g} in {proof.cases} cases, "
         f"{proof.max_error_ratio:.2g} of the tolerance "
         f"{proof.tolerance.atol:g} + {proof.tolerance.rtol:g} x |value|",
         f"  replayed on {machine.provider}, {machine.cpu}, {machine.architecture}, {machine.system}",

@@ -1,4 +1,4 @@
-"""Runs model.onnx on its golden vectors and compares the results with those of eager PyTorch.
+"""Runs model.onnx on its golden vectors and compares the results with those in them.
 
 Needs NumPy and ONNX Runtime only: pip install numpy onnxruntime; python run.py
 """

@@ -167,7 +167,7 @@ def replay(session: Any, golden: Path, tolerance: Mapping[str, Any]) -> None:
             for output, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):
                 eager = arrays[f"{case}/outputs/{output.name}"]
                 if value.shape != eager.shape or not np.allclose(value, eager, equal_nan=True, **limits):
-                    raise RuntimeError(f"{output.name} of golden case {case} differs from eager PyTorch")
+                    raise RuntimeError(f"{output.name} of golden case {case} differs from its outputs")
 
 
 def parse_body(value: Any) -> Any:

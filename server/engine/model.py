@@ -42,7 +42,7 @@ class LoadedModel(ModelFacts):
     Attributes:
         sessions: Sessions that compute one run on the thread of their caller.
         tokenizer: None if the model does not take text.
-        measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
+        measured_error: Largest difference from the golden vectors when they were replayed here.
         provider: ONNX Runtime's name of the execution provider.
         costs: What its runs cost.
         parallel_sessions: Sessions that compute one run on all threads.

@@ -84,7 +84,7 @@ def _measure(check: Check) -> Parity | None:
     """Replays a golden case; None if it could not run now."""
     model, case, session = check
     try:
-        return replay(case, session, model.manifest.tolerance, where="in service")
+        return replay(case, session, model.manifest, where="in service")
     except MemoryError:  # requests took it; the case is replayed again in the next period
         return None
     except Exception as error:

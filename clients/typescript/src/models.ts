@@ -35,12 +35,14 @@ export interface TensorInfo {
   readonly lengthMultiples: Readonly<Record<string, number>>;
 }
 
-/** The tolerance to eager PyTorch: |served - eager| <= absolute + relative * |eager|. */
+/** The tolerance to the judge's results: |served - judge's| <= absolute + relative * |judge's|. */
 export interface ParityInfo {
   readonly relativeTolerance: number;
   readonly absoluteTolerance: number;
-  /** Largest |served - eager| that the server measured on its own hardware. */
+  /** Largest |served - judge's| that the server measured on its own hardware. */
   readonly measuredMaxAbsError: number;
+  /** What computed the golden vectors, such as eager PyTorch; empty if the server does not say it. */
+  readonly judge: string;
 }
 
 /** Floating-point operations of a model; a multiply-add counts as two. */
@@ -107,6 +109,7 @@ export function modelInfo(model: Model): ModelInfo {
       relativeTolerance: parity.relativeTolerance,
       absoluteTolerance: parity.absoluteTolerance,
       measuredMaxAbsError: parity.measuredMaxAbsError,
+      judge: parity.judge,
     },
     parameters: Number(model.parameters),
     cost: cost && {

@@ -145,6 +145,7 @@ def describe(model: Model) -> pb.Model:
             relative_tolerance=manifest.tolerance.rtol,
             absolute_tolerance=manifest.tolerance.atol,
             measured_max_abs_error=model.measured_error,
+            judge=manifest.judge,
         ),
         parameters=manifest.parameters,
         # The manifest has zeros if the operations are unknown.

@@ -57,7 +57,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class Parity(NamedTuple):
-    """How far the outputs of a golden case are from those of eager PyTorch.
+    """How far the outputs of a golden case are from those of its judge.
 
     Attributes:
         ratio: The largest part of the tolerance that is used; above 1 an output misses it.
@@ -327,9 +327,9 @@ def _check_types(folder: Path, graph: Graph, session: Session) -> None:
 
 
 def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
-    """Runs a golden case and returns the largest difference from eager PyTorch."""
+    """Runs a golden case and returns the largest difference from its outputs."""
     with _explain_errors(golden, f"graph {case.graph} does not run"):
-        parity = replay(case, session, manifest.tolerance, where="on this machine")
+        parity = replay(case, session, manifest, where="on this machine")
     if parity.ratio > 1:
         raise ArtifactError(golden, parity.reason)
     return parity.error
@@ -348,24 +348,24 @@ def _explain_errors(path: Path, what: str) -> Iterator[None]:
         raise ArtifactError(path, what, details=error) from error
 
 
-def replay(case: GoldenCase, session: Session, tolerance: Tolerance, *, where: str) -> Parity:
+def replay(case: GoldenCase, session: Session, manifest: Manifest, *, where: str) -> Parity:
     """Runs a golden case and compares every output that it contains.
 
     Args:
-        case: Inputs of the session's graph, and outputs of eager PyTorch.
+        case: Inputs of the session's graph, and outputs of its judge.
         session: The session, which may serve requests at the same time.
-        tolerance: Largest accepted difference.
+        manifest: That of the model, with the tolerance and the judge.
         where: Where the case is replayed, for the reason.
 
     Raises:
         MemoryError: The run needs more memory than the arena may take.
         Exception: The run fails.
     """
-    compared = compare(session.run(case.inputs), case.outputs, tolerance)
+    compared = compare(session.run(case.inputs), case.outputs, manifest.tolerance)
     ratio, error, name = max(compared)
     reason = (
-        f"{name} of graph {case.graph} differs from eager PyTorch by {error:.3g} {where}; "
-        f"the tolerance is {tolerance}"
+        f"{name} of graph {case.graph} differs from {manifest.judge} by {error:.3g} {where}; "
+        f"the tolerance is {manifest.tolerance}"
     )
     return Parity(ratio, max(error for _, error, _ in compared), reason)
 

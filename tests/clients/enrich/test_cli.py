@@ -26,7 +26,7 @@ def test_a_job_in_process_prints_its_summary(tmp_path: Path, artifacts: Path) ->
     done = run(app, source, output, *QUERY, "--model-repository", artifacts)
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith(f"{output}: 20 rows\n")
-    assert f"model {SELF}, version 1; largest difference from eager PyTorch " in done.stdout
+    assert f"model {SELF}, version 1; largest difference from golden vectors " in done.stdout
     assert "20 of 20 rows" in done.stderr
     assert_enriched(read(output), read(source))
 

@@ -59,17 +59,19 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ParityInfo:
-    """The tolerance to eager PyTorch: |served - eager| <= absolute + relative * |eager|.
+    """The tolerance to the judge's results: |served - judge's| <= absolute + relative * |judge's|.
 
     Attributes:
         relative_tolerance: The relative tolerance.
         absolute_tolerance: The absolute tolerance.
-        measured_max_abs_error: Largest |served - eager| that the server measured on its own hardware.
+        measured_max_abs_error: Largest |served - judge's| that the server measured on its own hardware.
+        judge: What computed the golden vectors, such as eager PyTorch; empty if the server does not say it.
     """
 
     relative_tolerance: float
     absolute_tolerance: float
     measured_max_abs_error: float
+    judge: str = ""
 
 
 @dataclass(frozen=True, slots=True)

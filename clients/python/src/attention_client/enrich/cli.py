@@ -165,7 +165,7 @@ def _text(summary: Summary) -> str:
         lines.append(f"{summary.tokens:,} tokens in {summary.seconds:,.1f} s, {rate}")
     parity = "unknown" if summary.parity_error is None else f"{summary.parity_error:.2g}"
     lines.append(
-        f"model {summary.model}, version {summary.version}; largest difference from eager PyTorch {parity}"
+        f"model {summary.model}, version {summary.version}; largest difference from golden vectors {parity}"
     )
     notes = {
         "rows computed by earlier runs": 0 if summary.already_complete else summary.resumed_rows,

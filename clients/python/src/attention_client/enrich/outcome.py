@@ -91,7 +91,7 @@ class Summary:
         tokens_per_second: The tokens that this run computed, divided by `seconds`.
         model: Name of the model.
         version: Version of the model.
-        parity_error: Largest absolute difference from eager PyTorch that the backend measured; None if
+        parity_error: Largest absolute difference from the golden vectors that the backend measured; None if
             unknown.
         rejects: File with one line of JSON for each refused row; None if there is none.
         refusals: The refused rows.

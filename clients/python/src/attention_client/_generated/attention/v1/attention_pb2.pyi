@@ -1171,8 +1171,8 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class Parity(_message.Message):
-    """How close served results are to eager PyTorch. A result is accepted if, for
-    every element, |served - eager| <= absolute + relative x |eager|.
+    """How close served results are to those of the judge. A result is accepted if,
+    for every element, |served - judge's| <= absolute + relative x |judge's|.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1180,13 +1180,18 @@ class Parity(_message.Message):
     RELATIVE_TOLERANCE_FIELD_NUMBER: _builtins.int
     ABSOLUTE_TOLERANCE_FIELD_NUMBER: _builtins.int
     MEASURED_MAX_ABS_ERROR_FIELD_NUMBER: _builtins.int
+    JUDGE_FIELD_NUMBER: _builtins.int
     relative_tolerance: _builtins.float
     """Relative tolerance."""
     absolute_tolerance: _builtins.float
     """Absolute tolerance."""
     measured_max_abs_error: _builtins.float
-    """Largest |served - eager| that this server measured on its own hardware, when
+    """Largest |served - judge's| that this server measured on its own hardware, when
     it replayed the artifact's golden vectors before it reported ready.
+    """
+    judge: _builtins.str
+    """What computed the golden vectors: eager PyTorch, or what an ONNX file was
+    compared with at its export.
     """
     def __init__(
         self,
@@ -1194,10 +1199,11 @@ class Parity(_message.Message):
         relative_tolerance: _builtins.float = ...,
         absolute_tolerance: _builtins.float = ...,
         measured_max_abs_error: _builtins.float = ...,
+        judge: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absolute_tolerance", b"absolute_tolerance", "measured_max_abs_error", b"measured_max_abs_error", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absolute_tolerance", b"absolute_tolerance", "judge", b"judge", "measured_max_abs_error", b"measured_max_abs_error", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1438,7 +1444,7 @@ class Model(_message.Message):
 
     @_builtins.property
     def parity(self) -> Global___Parity:
-        """Closeness to eager PyTorch."""
+        """Closeness to eager PyTorch, or to another judge."""
 
     @_builtins.property
     def cost(self) -> Global___Cost:
