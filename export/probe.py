@@ -359,11 +359,9 @@ def check_repeatable(module: AdaptedModule, signature: Signature, example: Mappi
     kept = module.start.changes()
     repeats = _repeats(module, signature, inputs, first)  # before other sizes, which may reset what is kept
     larger = {axis: size + 1 for axis, size in sizes.items()}
-    for intermediate in (
-        larger,
-        {**sizes, BATCH_AXIS: larger[BATCH_AXIS]},
-    ):  # after the inputs, then before them
-        _takes(module, signature, intermediate)
+    # After the inputs, then before them.
+    for call_sizes in (larger, {**sizes, BATCH_AXIS: larger[BATCH_AXIS]}):
+        _takes(module, signature, call_sizes)
         kept |= module.start.changes()
         repeats = repeats and _repeats(module, signature, inputs, first)
         module.start.restore()
