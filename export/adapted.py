@@ -23,6 +23,14 @@ from attention_serving.export.operators import REPLACEMENTS
 from attention_serving.export.signature import StandardViews, output_tensors
 from attention_serving.export.state import ModuleState
 
+# How the names of masks end: of PyTorch's layers and of padding in general, which hide, and of Hugging Face.
+KEY_PADDING, PADDING, ATTENDING = "key_padding_mask", "padding_mask", "attention_mask"
+
+
+def is_mask_name(name: str) -> bool:
+    """Whether an input is a mask by its name."""
+    return "mask" in name
+
 
 class Meaning(StrEnum):
     """What the elements of a mask say."""
@@ -300,7 +308,7 @@ class TracedCalls(StandardViews):
         self._values = InputValues(inputs) if is_small else None
         if self._values is not None:
             stack.enter_context(self._values)
-        # flex_attention calls its operator itself, in place of a compiler that has no part in a trace.
+        # Without it, flex_attention calls a compiler, which a trace cannot follow.
         stack.enter_context(patch.object(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", new=True))
         stack.enter_context(self)
         return stack

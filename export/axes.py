@@ -15,7 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from attention_serving.artifact.manifest import BATCH_AXIS
-from attention_serving.export.adapted import Meaning, call_module
+from attention_serving.export.adapted import (
+    ATTENDING,
+    KEY_PADDING,
+    PADDING,
+    Meaning,
+    call_module,
+    is_mask_name,
+)
 from attention_serving.export.errors import ExportError
 from attention_serving.export.probe import failure
 from attention_serving.export.signature import (
@@ -32,7 +39,6 @@ TRIED_BATCH = 3
 TRIED_IDS = 12
 # Rows of a sequence that a mask is tried with, of which it hides the last ones.
 TRIED_ROWS, HIDDEN_ROWS = 11, 3
-PADDING, KEY_PADDING, ATTENTION = "padding_mask", "key_padding_mask", "attention_mask"
 # Sets of more inputs are tried only as a whole.
 MOST_TOGETHER = 4
 # Close results are compared with eager PyTorch again before anything is exported.
@@ -292,11 +298,6 @@ def _flip_last(mask: Tensor) -> Tensor:
     return torch.cat([mask.narrow(-1, 0, mask.shape[-1] - 1), (last == 0).to(mask.dtype)], -1)
 
 
-def is_mask_name(name: str) -> bool:
-    """Whether an input is a mask by its name."""
-    return "mask" in name
-
-
 def _batch_axes(
     trials: _Trials, dynamic_axes: Mapping[str, Mapping[int, str]]
 ) -> tuple[dict[str, int], tuple[int, ...]]:
@@ -485,12 +486,12 @@ def _masks(
             continue
         matches = [m for m in (Meaning.HIDES, Meaning.ATTENDS) if _hides(trials, group, name, m)]
         meaning = matches[0] if len(matches) == 1 else None
-        if name.endswith(KEY_PADDING) or (name.endswith(ATTENTION) and Meaning.ATTENDS in matches):
+        if name.endswith(KEY_PADDING) or (name.endswith(ATTENDING) and Meaning.ATTENDS in matches):
             continue  # a mask by its name
         if name.endswith(PADDING) and Meaning.HIDES in matches:
             meanings[name] = Meaning.HIDES
             continue
-        if name.endswith(ATTENTION):
+        if name.endswith(ATTENDING):
             meanings[name] = None
         tried = " and ".join(repr(match.value) for match in matches) or "no meaning"
         choice = (meaning or Meaning.HIDES).value

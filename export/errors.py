@@ -37,6 +37,11 @@ class ParityError(ExportError):
     """An exported graph differs from eager PyTorch by more than its tolerance."""
 
 
+def first_line(error: BaseException) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 @contextmanager
 def details_in_file() -> Iterator[None]:
     """Ends an ExportError of the block with the name of a file that has its details, and without its causes.

@@ -77,7 +77,7 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
             value.shape = onnx_ir.Shape(spec.axes)
     for value, spec in zip(program.model.graph.outputs, signature.outputs, strict=True):
         # A size such as Min(length, 8 * ceil(length / 8)) is that of an axis: the parity report proves it.
-        sizes = zip(_sizes(value), spec.axes, strict=True)
+        sizes = zip(sizes_of(value), spec.axes, strict=True)
         value.shape = onnx_ir.Shape([axis if isinstance(size, str) else size for size, axis in sizes])
     _rename_inner_values(program.model)
     read_sizes_once(program.model)
@@ -150,7 +150,8 @@ def _adapted_part(module: nn.Module) -> AdaptedModule | None:
     return next((part for part in module.modules() if isinstance(part, AdaptedModule)), None)
 
 
-def _sizes(value: onnx_ir.Value) -> list[int | str | None]:
+def sizes_of(value: onnx_ir.Value) -> list[int | str | None]:
+    """The sizes or names of the axes of a value; None for an axis without either."""
     return [size if isinstance(size, int) else size.value for size in value.shape or ()]
 
 
@@ -173,7 +174,6 @@ def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
     proto = onnx_ir.to_proto(model)
     strip(proto)
     _number(proto.graph)
-    _name_derived_axes(proto, signature)
     _check(proto, signature)
     return proto
 
@@ -355,14 +355,6 @@ def _number(graph: onnx.GraphProto) -> None:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 _number(attribute.g)
-
-
-def _name_derived_axes(proto: onnx.ModelProto, signature: Signature) -> None:
-    """Names the axes of outputs that the tracer describes by an expression such as `sequence + 1`."""
-    for value, spec in zip(proto.graph.output, signature.outputs, strict=True):
-        for dim, axis in zip(value.type.tensor_type.shape.dim, spec.axes, strict=False):
-            if axis in signature.derived_axes and dim.dim_param not in (*signature.axes, ""):
-                dim.dim_param = str(axis)
 
 
 def _check(proto: onnx.ModelProto, signature: Signature) -> None:

@@ -23,7 +23,14 @@ from attention_serving.artifact.manifest import (
 )
 from attention_serving.artifact.names import NAME_PATTERN
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
+from attention_serving.export.adapted import (
+    ATTENDING,
+    KEY_PADDING,
+    AdaptedModule,
+    Mask,
+    Meaning,
+    is_mask_name,
+)
 from attention_serving.export.axes import Understanding, understand
 from attention_serving.export.errors import ExportError
 from attention_serving.export.parity import LONGEST
@@ -66,8 +73,6 @@ DynamicAxes = Mapping[str, Mapping[int, str]]
 RESERVED = frozenset(
     {ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS, POSITIONS, BLOCK_ROWS, "text", "text_pair", "lengths"}
 )
-# Names of masks that say what they mean: those of PyTorch's layers, and those of Hugging Face.
-HIDING, ATTENDING = "key_padding_mask", "attention_mask"
 # Such as the global_attention_mask of Longformer, which hides nothing.
 GLOBAL = "global_"
 FEW_AXES = 2
@@ -449,7 +454,7 @@ def _mask(
     axes = tuple(axis_names.get(at, size) for at, size in enumerate(example.shape))
     lengths = [axis for axis in axes[1:] if isinstance(axis, str)]
     is_mask = axes[:1] == (BATCH_AXIS,) and (axes[-1:] == tuple(lengths) or axes[-2:] == tuple(lengths))
-    is_usual_name = name.endswith((HIDING, ATTENDING)) and example.ndim == FEW_AXES
+    is_usual_name = name.endswith((KEY_PADDING, ATTENDING)) and example.ndim == FEW_AXES
     is_usual_name = is_usual_name and not name.startswith(GLOBAL)
     if name in meanings:
         if meanings[name] is None:
@@ -465,7 +470,7 @@ def _mask(
             )
         return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(str(meanings[name])))
     if not is_mask or not (
-        is_usual_name or ("mask" in name and (len(lengths) == FEW_AXES or 1 not in axis_names))
+        is_usual_name or (is_mask_name(name) and (len(lengths) == FEW_AXES or 1 not in axis_names))
     ):
         return None
     meaning = _named_meaning(name, example)
@@ -482,7 +487,7 @@ def _named_meaning(name: str, example: Tensor) -> Meaning | None:
         return Meaning.ADDED
     if name.endswith(ATTENDING):
         return Meaning.ATTENDS
-    return Meaning.HIDES if name.endswith(HIDING) else None
+    return Meaning.HIDES if name.endswith(KEY_PADDING) else None
 
 
 def _check_masks(masks: Sequence[Mask], axes: Sequence[str]) -> None:

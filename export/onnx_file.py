@@ -32,14 +32,13 @@ from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.external_data import external_locations
 from attention_serving.artifact.golden import Arrays
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec, file_hash
-from attention_serving.artifact.runtime import unsafe_optimizers
-from attention_serving.export.adapted import Mask, Meaning
-from attention_serving.export.errors import ExportError
-from attention_serving.export.graph import strip
-from attention_serving.export.parity import FATAL_ONLY
+from attention_serving.export.adapted import Mask, Meaning, is_mask_name
+from attention_serving.export.errors import ExportError, first_line
+from attention_serving.export.graph import sizes_of, strip
+from attention_serving.export.parity import open_session
 from attention_serving.export.precision import Precision
 from attention_serving.export.rewrite import Builder
-from attention_serving.export.signature import Signature
+from attention_serving.export.signature import Signature, shapes_of
 
 # The largest message of protobuf, which a file without external data is.
 MOST_BYTES = (1 << 31) - 1
@@ -103,9 +102,9 @@ class FileModule(nn.Module):
         try:
             results = self._run([*self._file.outputs], arrays)
         except Exception as error:  # ONNX Runtime and the evaluator raise many types
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
             raise ExportError(
-                f"{self._file.path.name} fails in {self._runtime} for {shapes}: {_first_line(error)}",
+                f"{self._file.path.name} fails in {self._runtime} for {shapes_of(arrays)}: "
+                f"{_first_line(error)}",
                 traceback.format_exc(),
             ) from error
         return {
@@ -170,7 +169,8 @@ class OnnxFile:
     def shapes(self) -> dict[str, list[int | str | None]]:
         """Sizes or names of the axes of each input and output; None for an axis without either."""
         return {
-            str(value.name): _sizes(value) for value in (*self.model.graph.inputs, *self.model.graph.outputs)
+            str(value.name): sizes_of(value)
+            for value in (*self.model.graph.inputs, *self.model.graph.outputs)
         }
 
     @property
@@ -255,7 +255,7 @@ class OnnxFile:
         """
         axes = dict[str, dict[int, str]]()
         for value in self.model.graph.inputs:
-            sizes = _sizes(value)
+            sizes = sizes_of(value)
             if not sizes or isinstance(sizes[0], int):
                 raise ExportError(
                     f"{self.path}: input {value.name} {sizes} has no batch axis that varies, and servers run "
@@ -263,7 +263,7 @@ class OnnxFile:
                     f"every input and output"
                 )
             names = {at: size for at, size in enumerate(sizes) if not isinstance(size, int)}
-            if max(names) > 1 and "mask" not in str(value.name):
+            if max(names) > 1 and not is_mask_name(str(value.name)):
                 raise ExportError(
                     f"{self.path}: axis {max(names)} of input {value.name} {sizes} varies; only axis 0, the "
                     f"batch, and axis 1, the rows of a sequence, can: export the file again with a fixed size"
@@ -281,7 +281,7 @@ class OnnxFile:
         """
         example = dict[str, Tensor]()
         for value in self.model.graph.inputs:
-            name, axes = str(value.name), _sizes(value)[1:]
+            name, axes = str(value.name), sizes_of(value)[1:]
             shape = [2, *(axis if isinstance(axis, int) else EXAMPLE_LENGTH for axis in axes)]
             if value.dtype in REALS:
                 example[name] = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -298,7 +298,7 @@ class OnnxFile:
 
     def _id_bound(self, ids: Value, usual: int | None) -> int:
         """One above the largest id: that of the smallest table it is an index of, of its type, or usual."""
-        if "mask" in str(ids.name):
+        if is_mask_name(str(ids.name)):
             return 2
         pending, bounds = [ids], list[int]()
         while pending:
@@ -325,15 +325,8 @@ class OnnxFile:
         Raises:
             ExportError: ONNX Runtime does not take it.
         """
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = FATAL_ONLY
         try:
-            session = onnxruntime.InferenceSession(
-                self.path.resolve(),
-                options,
-                providers=["CPUExecutionProvider"],
-                disabled_optimizers=unsafe_optimizers(self.path),
-            )
+            session = open_session(self.path.resolve())
         except Exception as error:  # ONNX Runtime raises many types
             raise ExportError(
                 f"{RUNTIME} does not run {self.path} on its CPU provider: {_first_line(error)}",
@@ -409,10 +402,6 @@ def _inside(path: Path, location: str) -> Path:
     return data
 
 
-def _sizes(value: Value) -> list[int | str | None]:
-    return [size if isinstance(size, int) else size.value for size in value.shape or ()]
-
-
 def _table_size(table: Value | None, axis: int) -> Iterator[int]:
     """The size of an axis of a table, which can be quantised."""
     while table is not None and table.const_value is None:
@@ -423,10 +412,8 @@ def _table_size(table: Value | None, axis: int) -> Iterator[int]:
 
 
 def _value(spec: TensorSpec) -> Value:
-    types = {"float32": DataType.FLOAT, "int64": DataType.INT64, "bool": DataType.BOOL}
-    return Value(
-        name=spec.name, shape=onnx_ir.Shape(spec.axes), type=onnx_ir.TensorType(types[spec.data_type])
-    )
+    data_type = DataType.from_numpy(np.dtype(spec.data_type))
+    return Value(name=spec.name, shape=onnx_ir.Shape(spec.axes), type=onnx_ir.TensorType(data_type))
 
 
 def _cast(value: Value, result: Value) -> Node:
@@ -460,4 +447,4 @@ def _mask(builder: Builder, mask: Mask, rows: Value, lengths: Value | None) -> V
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0].rstrip('.')}"
+    return first_line(error).rstrip(".")

@@ -18,7 +18,7 @@ from torch import nn
 from attention_serving.artifact.golden import MAX_GOLDEN_BYTES, Arrays, GoldenCase
 from attention_serving.artifact.manifest import GraphKind, all_sizes
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.adapted import Mask, Meaning
+from attention_serving.export.adapted import PADDING, Mask, Meaning, is_mask_name
 from attention_serving.export.errors import ExportError
 from attention_serving.export.module import RESERVED, MaxLength, ModuleInputs, module_spec
 from attention_serving.export.onnx_file import EVALUATOR, INTEGERS, REALS, RUNTIME, OnnxFile
@@ -27,7 +27,6 @@ from attention_serving.export.precision import Precision
 from attention_serving.export.probe_masks import cut
 from attention_serving.export.signature import ExportSpec, FileFacts, Signature, arrays_by_name
 
-PADDING_MASK = "padding_mask"
 ADVICE = (
     ". Nothing else can judge ONNX Runtime: give golden vectors (--golden), inputs and outputs of the "
     "framework that made the file"
@@ -100,12 +99,12 @@ def file_inputs(
     """
     axes = {**file.axes(), **(dynamic_axes or {})}
     names = {name: _valid_name(name) for name in file.inputs}
-    is_mask = {name: len(axes.get(name, ())) > 1 and "mask" in name for name in names}
+    is_mask = {name: len(axes.get(name, ())) > 1 and is_mask_name(name) for name in names}
     served = {
         name: f"{valid}_input" if valid in RESERVED and not is_mask[name] else valid
         for name, valid in names.items()
     }
-    meanings = {name: Meaning.HIDES for name, mask in is_mask.items() if mask and name.endswith(PADDING_MASK)}
+    meanings = {name: Meaning.HIDES for name, mask in is_mask.items() if mask and name.endswith(PADDING)}
     examples = [{name: torch.from_numpy(case[name]) for name in file.inputs} for case in vectors[1:]]
     module_inputs = ModuleInputs.of(
         module,

@@ -26,6 +26,7 @@ from attention_serving.export.signature import (
     Signature,
     random_inputs,
     run_eager,
+    shapes_of,
 )
 
 # ONNX Runtime's own log repeats what its exceptions say.
@@ -129,6 +130,15 @@ def golden_cases(module: nn.Module, signature: Signature) -> list[GoldenCase]:
     return [case for _, case in grid_cases(module, signature, grid)]
 
 
+def open_session(file: Path) -> onnxruntime.InferenceSession:
+    """A session of an ONNX file on the CPU, which raises what ONNX Runtime raises."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = FATAL_ONLY
+    return onnxruntime.InferenceSession(
+        file, options, providers=["CPUExecutionProvider"], disabled_optimizers=unsafe_optimizers(file)
+    )
+
+
 class GraphRunner:
     """Runs a graph in ONNX Runtime on the CPU, and compares it with eager PyTorch."""
 
@@ -146,15 +156,8 @@ class GraphRunner:
             ExportError: The graph does not load.
         """
         self._module, self._signature, self._tolerance = module, signature, tolerance
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = FATAL_ONLY
         try:
-            self._session = onnxruntime.InferenceSession(
-                model,
-                options,
-                providers=["CPUExecutionProvider"],
-                disabled_optimizers=unsafe_optimizers(model),
-            )
+            self._session = open_session(model)
         except NoKernelError:
             raise
         except Exception as failure:  # ONNX Runtime raises many types
@@ -246,8 +249,9 @@ class GraphRunner:
         try:
             outputs: Arrays = dict(zip(names, self._session.run(names, case.inputs), strict=True))
         except Exception as failure:
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in case.inputs.items())
-            raise _unusable(self._signature, f"does not run for {shapes}", failure) from failure
+            raise _unusable(
+                self._signature, f"does not run for {shapes_of(case.inputs)}", failure
+            ) from failure
         pairs = [(outputs[name], case.outputs[name]) for name in names]
         error = max(self._tolerance.error(*pair) for pair in pairs)
         passed = all(self._tolerance.holds(*pair) for pair in pairs)

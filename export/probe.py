@@ -23,7 +23,7 @@ from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule
 from attention_serving.export.assumptions import LONGEST_SERVED, user_line
 from attention_serving.export.derived import derive_axis
-from attention_serving.export.errors import ExportError
+from attention_serving.export.errors import ExportError, first_line
 from attention_serving.export.parity import LONGEST
 from attention_serving.export.precision import Precision
 from attention_serving.export.signature import (
@@ -34,6 +34,7 @@ from attention_serving.export.signature import (
     call_eager,
     output_tensors,
     random_inputs,
+    shapes_of,
     standard_layers,
     tensor,
 )
@@ -255,7 +256,7 @@ class _Reach:
             except ExportError as error:
                 self.error = error
                 longer = range(self.length + step, length, step)
-                count = bisect_left(longer, True, key=lambda rows: not self._takes(rows))  # noqa: FBT003
+                count = bisect_left(longer, True, key=lambda rows: not _runs(partial(self._case, rows)))  # noqa: FBT003
                 self._run(self.length + step * count)
                 return
             seconds = time.monotonic() - started
@@ -267,15 +268,6 @@ class _Reach:
         if length > LONGEST:
             self.cases.append((sizes, case))
         return sum(array.nbytes for array in case.outputs.values())
-
-    def _takes(self, length: int) -> bool:
-        try:
-            self._case(length)
-        except NotANumberError:
-            raise
-        except ExportError:
-            return False
-        return True
 
     def _case(self, length: int) -> LongCase:
         sizes = {**self._sizes, self._axis: length}
@@ -467,8 +459,13 @@ def _run(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> t
 
 def _takes(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> bool:
     """Whether the module runs with these sizes."""
+    return _runs(partial(_run, module, signature, sizes))
+
+
+def _runs(run: Callable[[], object]) -> bool:
+    """Whether a run of a module does not fail."""
     try:
-        _run(module, signature, sizes)
+        run()
     except NotANumberError:
         raise
     except ExportError:
@@ -496,8 +493,7 @@ def _try(
     except Exception as error:  # a module may raise anything
         raise failure(inputs, error) from error
     if any(result.numel() == 0 for result in results):
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
-        raise ExportError(f"the module returns an output without elements for {shapes}")
+        raise ExportError(f"the module returns an output without elements for {shapes_of(inputs)}")
     for index, result in enumerate(results):
         if not accepts_nan and bool(result.isnan().any()):
             name = signature.outputs[index].name if signature.outputs else str(index)
@@ -511,10 +507,8 @@ def _try(
 
 def failure(inputs: Arrays | Mapping[str, Tensor], error: Exception) -> ExportError:
     """What a module raised for inputs."""
-    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
-    first = str(error).strip().partition("\n")[0]
     details = "".join(traceback.format_exception(error))
-    message = f"the module fails for {shapes}{user_line(details)}: {type(error).__name__}: {first}"
+    message = f"the module fails for {shapes_of(inputs)}{user_line(details)}: {first_line(error)}"
     return ExportError(message, details)
 
 

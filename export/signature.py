@@ -534,6 +534,11 @@ def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays
     return arrays_by_name(signature, inputs, call_eager(module, signature, inputs))
 
 
+def shapes_of(arrays: Mapping[str, Tensor] | Arrays) -> str:
+    """The names and shapes of inputs, as messages list them."""
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+
+
 def arrays_by_name(signature: Signature, inputs: Arrays, outputs: Sequence[Tensor]) -> Arrays:
     """The outputs by name, whose shapes must be those of their axes.
 
@@ -549,11 +554,11 @@ def arrays_by_name(signature: Signature, inputs: Arrays, outputs: Sequence[Tenso
     for spec, output in zip(signature.outputs, outputs, strict=True):
         shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes)
         if output.shape != shape:
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
             raise ExportError(
-                f"output {spec.name!r} has the shape {list(output.shape)} for {shapes}; by its axes at other "
-                f"lengths, {spec.axes}, it would be {list(shape)}. The size of an axis must be fixed, that "
-                f"of an axis of an input, or follow from one of these in the same way for all lengths"
+                f"output {spec.name!r} has the shape {list(output.shape)} for {shapes_of(inputs)}; by its "
+                f"axes at other lengths, {spec.axes}, it would be {list(shape)}. The size of an axis must be "
+                f"fixed, that of an axis of an input, or follow from one of these in the same way for all "
+                f"lengths"
             )
     return {spec.name: output.numpy() for spec, output in zip(signature.outputs, outputs, strict=True)}
 

@@ -12,7 +12,7 @@ from torch._export.converter import TS2EPConverter
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
-from attention_serving.export.errors import ExportError
+from attention_serving.export.errors import ExportError, first_line
 
 Examples = Mapping[str, Tensor] | Sequence[Tensor]
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
@@ -129,9 +129,8 @@ def _from_script(module: torch.jit.ScriptModule, example: Examples) -> nn.Module
         for name in ("train", "eval"):  # which would raise
             vars(graph).pop(name)
     except Exception as error:  # the converter raises many types
-        first = str(error).strip().partition("\n")[0]
         raise ExportError(
-            f"the TorchScript of the module cannot be converted: {type(error).__name__}: {first}. Export the "
+            f"the TorchScript of the module cannot be converted: {first_line(error)}. Export the "
             f"Python module that it was compiled from",
             traceback.format_exc(),
         ) from error
