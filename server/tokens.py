@@ -22,6 +22,7 @@ application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Create, list and revoke the tokens of a server. A running server takes a change within seconds.",
 )
 FILE_HELP = "The file that the server is given as --tokens; JSON."

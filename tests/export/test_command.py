@@ -82,7 +82,7 @@ def test_help_list_and_refusals_do_not_import_pytorch() -> None:
     """PyTorch takes seconds to import."""
     code = (
         "import sys, attention_serving.export.__main__ as main, attention_serving.export\n"
-        "for arguments in (['--help'], ['--list'], ['-V'], ['self-attention'], ['x', '--out', 'y']):\n"
+        "for arguments in (['-h'], ['--list'], ['-V'], ['self-attention'], ['x', '--out', 'y']):\n"
         "    try: main.app(arguments)\n"
         "    except SystemExit: pass\n"
         "assert callable(attention_serving.export.export_module)\n"
