@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_refused_with_status_1(tmp_path: Path) -> None:
         run(absent, "--public-key", public, command=verify.app), 1, "manifest.json: cannot be read"
     )
     given = ["--name", "n", "--out", tmp_path / "out"]
-    assert_refused(run("--encoder", absent, *given), 1, "no-such: is not a folder")
+    assert_refused(run("--encoder", absent, *given), 1, "`hf download NAME --local-dir FOLDER`")
     given += ["--layout", "bert", "--heads", 2]
     assert_refused(run("--weights", absent.with_suffix(".pt"), *given), 1, "no-such.pt")
 
