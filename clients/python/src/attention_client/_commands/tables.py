@@ -104,11 +104,11 @@ def _values(name: str, value: Any) -> Iterator[_Row]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from _values(f"{name}.{field.name}".lstrip("."), getattr(value, field.name))
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple) and value:
         for index, item in enumerate(value):
             yield from _values(f"{name}[{index}]", item)
     else:
-        yield name, "-" if value in (None, "") else str(value)
+        yield name, "-" if value in (None, "", ()) else str(value)
 
 
 def _tensor(tensor: TensorInfo) -> str:
