@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 
 import griffe
 from attention_client._connection import settings
@@ -13,7 +14,7 @@ from griffe import Alias, DocstringSectionKind, Function, Object, Parameter, Par
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "clients/python/src"
 PAGE = ROOT / "docs/client.md"
-COLUMNS = 100
+COLUMNS, PAGE_COLUMNS = 100, 150
 HIDDEN = {"from_proto"}
 MADE_BY_CALLS = {"Context"}
 GROUPS = {
@@ -54,7 +55,14 @@ def reference() -> str:
     for name, member in classes.items():
         if name != "__version__":
             lines.append(f"- `{name}`: {' '.join(_text(member).split(chr(10) * 2)[0].split())}")
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(map(_wrap, "\n".join(lines).rstrip().split("\n"))) + "\n"
+
+
+def _wrap(line: str) -> str:
+    """Breaks a long item of a list."""
+    indent = "  " if line.startswith("- ") else ""
+    lines = wrap(line, PAGE_COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
+    return line if len(line) <= PAGE_COLUMNS else "\n".join(lines)
 
 
 def _target(member: Object | Alias) -> Object:

@@ -77,7 +77,9 @@ def test_every_reason_has_a_row_with_its_status_and_what_to_do() -> None:
 def test_every_alert_says_what_to_do() -> None:
     groups = yaml.safe_load(ALERTS.read_text())["groups"]
     alerts = [rule for group in groups for rule in group["rules"]]
-    headings = re.findall(r"^\| <a id=\"\w+\"></a>(Attention\w+) \| (page|ticket) \|", PAGE, re.MULTILINE)
+    headings = re.findall(
+        r"^- <a id=\"\w+\"></a>\*\*(Attention\w+)\*\* \((page|ticket)\)", PAGE, re.MULTILINE
+    )
     assert sorted(headings) == sorted((rule["alert"], rule["labels"]["severity"]) for rule in alerts)
     for rule in alerts:
         assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
