@@ -75,7 +75,7 @@ HELP = {
     "attention_context_bytes": "Memory of stored contexts, in bytes.",
     "attention_context_limit_bytes": "Most memory of stored contexts, in bytes: max_context_bytes.",
     "attention_context_hits": "Requests that found the stored context that they name.",
-    "attention_context_misses": "Requests that name a stored context which does not exist (any more).",
+    "attention_context_misses": "Requests that name a stored context which does not exist.",
     "attention_context_evictions": "Stored contexts that made room for others.",
     "attention_context_folder_errors": "Errors of context_folder; contexts then stay in memory only.",
     "attention_run_memory_bytes": "Expected memory of the runs in progress, in bytes.",

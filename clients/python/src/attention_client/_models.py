@@ -171,8 +171,7 @@ class ModelInfo:
             empty for other modules.
         text_classifier: For a text classifier or reranker; None for any other model.
         digest: Identifies what the server has loaded: SHA-256 of the artifact's manifest, in hexadecimal
-            digits. Models with equal digests are the same; empty if the model is not ready, or the server is
-            older than digests.
+            digits. Models with equal digests are the same; empty if the model is not ready.
         attention_weights: Name of the output with attention weights, which `return_weights` returns; empty if
             there is none.
     """

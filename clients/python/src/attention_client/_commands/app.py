@@ -40,7 +40,7 @@ def _root(
 
 
 def models(session: Session) -> None:
-    """List the server's models."""
+    """List the server's models, their inputs, and which take texts."""
     infos = session.client.models()
     if session.json:
         print_json([asdict(info) for info in infos])
@@ -55,7 +55,7 @@ def describe(
     model: Annotated[str | None, option(metavar="NAME", panel="Options")] = None,
     version: ModelVersion = "",
 ) -> None:
-    """Print all that the server states about a model.
+    """Print all that the server states about a model, such as its inputs with the ids and lengths they take.
 
     Options:
         name: Name of the model.

@@ -18,7 +18,9 @@ def put(
     session: Session,
     *,
     model: Model,
-    keys: Annotated[str, typer.Argument(metavar="KEYS", help="Key rows, (T, d): as of attend --query.")],
+    keys: Annotated[
+        str, typer.Argument(metavar="KEYS", help="Key rows, (T, d), in a form that attend --query takes.")
+    ],
     version: ModelVersion = "",
     value: Array = None,
     ttl: Annotated[int | None, option(metavar="SECONDS", panel=INPUTS, min=1)] = None,
