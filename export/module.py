@@ -26,6 +26,7 @@ from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import (
     ATTENDING,
     KEY_PADDING,
+    LENGTHS_OF,
     AdaptedModule,
     Mask,
     Meaning,
@@ -299,6 +300,8 @@ def read_inputs(
             notes.append(
                 f"input {spec.name}: integers below {spec.exclusive_upper_bound}, as in the example; give "
                 f"larger ones in examples=[...]"
+                + f", or state masks={{{name!r}: '{LENGTHS_OF}AXIS'}} if they are lengths"
+                * (len(spec.axes) == 1)
             )
     return source, module_inputs, notes
 
@@ -457,18 +460,23 @@ def _mask(
     is_usual_name = name.endswith((KEY_PADDING, ATTENDING)) and example.ndim == FEW_AXES
     is_usual_name = is_usual_name and not name.startswith(GLOBAL)
     if name in meanings:
-        if meanings[name] is None:
+        if (statement := meanings[name]) is None:
             return None
-        if meanings[name] not in tuple(Meaning):
-            choices = ", ".join(f"'{meaning}'" for meaning in Meaning)
-            raise ValueError(f"masks[{name!r}]={meanings[name]!r}: must be None or one of {choices}")
+        if statement.startswith(LENGTHS_OF) and example.dtype is torch.int64 and example.ndim == 1:
+            lengths_axes = (BATCH_AXIS, statement.removeprefix(LENGTHS_OF))
+            return Mask(name=name, axes=lengths_axes, dtype=example.dtype, meaning=Meaning.LENGTHS)
+        if statement not in {Meaning.HIDES, Meaning.ATTENDS, Meaning.ADDED}:
+            raise ValueError(
+                f"masks[{name!r}]={statement!r}: must be None, '{Meaning.HIDES}', '{Meaning.ATTENDS}', "
+                f"'{Meaning.ADDED}', or '{LENGTHS_OF}' and a sequence axis, of integers ('{BATCH_AXIS}',)"
+            )
         if not is_mask:
             raise ValueError(
                 f"masks[{name!r}]: dynamic_axes[{name!r}]={dict(axis_names)} must name axis 0 "
                 f"{BATCH_AXIS!r}, the last axis, and the axis before it if it has a row for each query; its "
                 f"shape is {tuple(example.shape)}"
             )
-        return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(str(meanings[name])))
+        return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(statement))
     if not is_mask or not (
         is_usual_name or (is_mask_name(name) and (len(lengths) == FEW_AXES or 1 not in axis_names))
     ):

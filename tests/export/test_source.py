@@ -184,6 +184,13 @@ class Masked(nn.Module):
         return self.attention(query, memory, memory, key_padding_mask=mask, need_weights=False)[0]
 
 
+class Counted(Masked):
+    """Masks what comes after the lengths of its keys."""
+
+    def forward(self, query: Tensor, memory: Tensor, memory_len: Tensor) -> Any:
+        return super().forward(query, memory, mask=torch.arange(memory.shape[1]) >= memory_len[:, None])
+
+
 class Changes(nn.Module):
     """Computes a function."""
 
@@ -218,6 +225,11 @@ AXES: dict[str, tuple[nn.Module, Mapping[str, Tensor], dict[str, dict[int, str]]
         {"query": QUERY, "memory": MEMORY, "valid": MEMORY},
         {"flags": ["input valid: an ordinary input; masks={'valid': 'True attends'}, or --mask "
                    "'valid=True attends', makes it a mask ('True attends' was found to hide rows)"]},
+    ),
+    "lengths": (
+        Counted(), {"query": ROWS, "memory": ROWS, "memory_len": torch.tensor([5, 3])},
+        {"query": QUERY, "memory": MEMORY, "memory_len": BATCH},
+        {"masks": {"memory_len": "lengths of memory_length"}},
     ),
     "the batch second": (
         Masked(batch_first=False),
