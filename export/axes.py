@@ -512,9 +512,10 @@ def _lengths(
     lengths = dict[str, str]()
     for name, tensor in trials.first.items():
         if name in names and name not in trials.id_bounds and _may_be_lengths(name, tensor):
-            axes_of_groups = [next(iter(group)) for group in groups if _is_length_of(trials, group, name)]
-            if len(axes_of_groups) == 1:
-                lengths[name] = LENGTHS_OF + axes[axes_of_groups[0].name][axes_of_groups[0].at]
+            counted = _groups_of_lengths(trials, groups, name)
+            if len(counted) == 1:
+                axis = next(iter(counted[0]))
+                lengths[name] = LENGTHS_OF + axes[axis.name][axis.at]
     return lengths
 
 
@@ -522,13 +523,22 @@ def _may_be_lengths(name: str, tensor: Tensor) -> bool:
     return "len" in name and tensor.dtype is torch.int64 and tensor.ndim == 1
 
 
-def _is_length_of(trials: _Trials, group: Group, name: str) -> bool:
-    """Whether rows after the lengths change no result of rows before them, which others do."""
-    hides, hides_nothing = (
-        _keeps_results(trials, group, {name: torch.full_like(trials.first[name], rows)})
-        for rows in (KEPT_ROWS, TRIED_ROWS)
-    )
-    return hides and not hides_nothing
+def _groups_of_lengths(trials: _Trials, groups: Sequence[Group], name: str) -> list[Group]:
+    """The axes of which rows after the lengths change no result of rows before them, as they do otherwise.
+
+    In a causal module no later rows do: of its axes those count whose results depend on the lengths.
+    """
+    short, full = ({name: torch.full_like(trials.first[name], rows)} for rows in (KEPT_ROWS, TRIED_ROWS))
+    hidden = [group for group in groups if _keeps_results(trials, group, short)]
+    shown = [group for group in hidden if not _keeps_results(trials, group, full)]
+    return shown or [group for group in hidden if not _are_equal(trials, group, short, full)]
+
+
+def _are_equal(trials: _Trials, group: Group, *changes: Mapping[str, Tensor]) -> bool:
+    """Whether two changes of inputs give the same results."""
+    inputs = trials.resize(dict.fromkeys(group, TRIED_ROWS), draws=True)
+    first, second = (trials.run({**inputs, **change}) for change in changes)
+    return first is None or second is None or all(map(_are_close, first, second))
 
 
 def _hides(trials: _Trials, group: Group, name: str, meaning: Meaning) -> bool:

@@ -124,8 +124,9 @@ def _untraceable(
         place = f", at {places[0]}" if places else line
         axes = " and ".join(last.axes) if last else "an axis"
         reason = (
-            f"the module fixes the size of {axes}, or branches on it{place}. Compute the same for all sizes: "
-            f"take them from x.shape without int() or a Python list of that many elements"
+            f"the module fixes the size of {axes}, loops over it, or branches on it{place}. Compute "
+            f"the same for all sizes: take them from x.shape without int() or a Python list of that many "
+            f"elements"
         )
         if last and last.axes[0] in signature.sequence_axes:
             reason += "; if only short sequences are allowed, pass the largest length as max_length"

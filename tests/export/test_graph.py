@@ -63,7 +63,7 @@ def test_an_output_without_the_size_of_its_axis_is_refused() -> None:
     ("kind", "says"),
     [
         (Foreign, r"outside the ONNX standard: com\.example\.Twice"),
-        (Specialised, "fixes the size of an axis, or branches on it"),
+        (Specialised, "fixes the size of an axis, loops over it, or branches on it"),
     ],
     ids=["foreign operator", "one length only"],
 )

@@ -14,6 +14,7 @@ from attention_serving.export.axes import understand
 from attention_serving.export.module import read_inputs
 from attention_serving.export.signature import named_outputs
 from attention_serving.export.source import copy_module, name_inputs
+from attention_serving.model.presets import build_preset
 
 ROWS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
 
@@ -230,6 +231,11 @@ AXES: dict[str, tuple[nn.Module, Mapping[str, Tensor], dict[str, dict[int, str]]
         Counted(), {"query": ROWS, "memory": ROWS, "memory_len": torch.tensor([5, 3])},
         {"query": QUERY, "memory": MEMORY, "memory_len": BATCH},
         {"masks": {"memory_len": "lengths of memory_length"}},
+    ),
+    "lengths of a causal module": (
+        build_preset("causal-self-attention"),
+        {"query": torch.randn(2, 5, 16), "key_lengths": torch.tensor([5, 3])},
+        {"query": SEQUENCE, "key_lengths": BATCH}, {"masks": {"key_lengths": "lengths of sequence"}},
     ),
     "the batch second": (
         Masked(batch_first=False),
