@@ -149,7 +149,7 @@ class AdaptedModule(nn.Module):
         tensors = [values for name, values in arguments.items() if name not in masks]
         rows = [max(inputs[name].shape[:2]) for name in self._rows.values()]
         is_small = not torch.compiler.is_exporting() and (  # a trace would note the condition
-            max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_ALONE
+            max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_BATCH
         )
         with self.calls.following(tensors, is_small=is_small):
             if not torch.compiler.is_exporting():
@@ -238,7 +238,7 @@ def call_module(module: nn.Module, arguments: Mapping[str, Tensor], *, positiona
 # In longer sequences, the tensors that depend on inputs are not followed: they take memory until the end.
 MOST_FOLLOWED_ROWS = 64
 # The same of batches of a module without a sequence axis, whose sequences may be as large as images.
-MOST_FOLLOWED_ALONE = 2
+MOST_FOLLOWED_BATCH = 2
 # Operators that read the shape of a tensor, and none of its values.
 SHAPE_OPERATORS = {
     "aten::empty_like", "aten::full_like", "aten::ones_like", "aten::zeros_like", "aten::rand_like",

@@ -31,7 +31,7 @@ from attention_serving.export.signature import (
     StandardViews,
     ValueRange,
     named_outputs,
-    standard_layers,
+    without_fused_layers,
 )
 
 SEQUENCE_AXIS, CONTEXT_VECTORS = "sequence", "context_vectors"
@@ -217,7 +217,7 @@ class _Trials:
     def _call(self, inputs: Mapping[str, Tensor]) -> Any:
         copies = {name: tensor.clone() for name, tensor in inputs.items()}
         # Fused kernels do not check that keys and values have one length.
-        with torch.inference_mode(), standard_layers(), StandardViews(), sdpa_kernel(SDPBackend.MATH):
+        with torch.inference_mode(), without_fused_layers(), StandardViews(), sdpa_kernel(SDPBackend.MATH):
             return call_module(self._module, copies, positional=self._positional)
 
     @staticmethod
@@ -530,8 +530,8 @@ def _groups_of_lengths(trials: _Trials, groups: Sequence[Group], name: str) -> l
     """
     short, full = ({name: torch.full_like(trials.first[name], rows)} for rows in (KEPT_ROWS, TRIED_ROWS))
     hidden = [group for group in groups if _keeps_results(trials, group, short)]
-    shown = [group for group in hidden if not _keeps_results(trials, group, full)]
-    return shown or [group for group in hidden if not _are_equal(trials, group, short, full)]
+    dependent = [group for group in hidden if not _keeps_results(trials, group, full)]
+    return dependent or [group for group in hidden if not _are_equal(trials, group, short, full)]
 
 
 def _are_equal(trials: _Trials, group: Group, *changes: Mapping[str, Tensor]) -> bool:

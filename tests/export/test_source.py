@@ -185,11 +185,11 @@ class Masked(nn.Module):
         return self.attention(query, memory, memory, key_padding_mask=mask, need_weights=False)[0]
 
 
-class Counted(Masked):
-    """Masks what comes after the lengths of its keys."""
-
-    def forward(self, query: Tensor, memory: Tensor, memory_len: Tensor) -> Any:
-        return super().forward(query, memory, mask=torch.arange(memory.shape[1]) >= memory_len[:, None])
+def attend_to_first(query: Tensor, memory: Tensor, memory_len: Tensor) -> Tensor:
+    """Attends to as many keys as the lengths say."""
+    hidden = torch.arange(memory.shape[1]) >= memory_len[:, None]
+    scores = (query @ memory.mT).masked_fill(hidden[:, None], -torch.inf)
+    return scores.softmax(-1) @ memory
 
 
 class Changes(nn.Module):
@@ -228,7 +228,7 @@ AXES: dict[str, tuple[nn.Module, Mapping[str, Tensor], dict[str, dict[int, str]]
                    "'valid=True attends', makes it a mask ('True attends' was found to hide rows)"]},
     ),
     "lengths": (
-        Counted(), {"query": ROWS, "memory": ROWS, "memory_len": torch.tensor([5, 3])},
+        Changes(attend_to_first), {"query": ROWS, "memory": ROWS, "memory_len": torch.tensor([5, 3])},
         {"query": QUERY, "memory": MEMORY, "memory_len": BATCH},
         {"masks": {"memory_len": "lengths of memory_length"}},
     ),
