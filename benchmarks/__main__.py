@@ -25,7 +25,13 @@ from benchmarks.wire import Api
 from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell, Plan
 from scripts.local_server import serving
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=__doc__,
+)
 console = Console(highlight=False)
 
 CACHE, RESULTS = Path("build/bench"), Path("benchmarks/results")
