@@ -99,8 +99,8 @@ class ModelStore:
                 raise ServerError(f"model repository {self.folder} does not exist or is not a folder")
             return sorted(path.name for path in self.folder.iterdir() if versions(self.folder, path.name))
         except OSError as error:
-            problem = f"model repository {self.folder} cannot be read by user {os.geteuid()}: {error.strerror}"
-            raise ServerError(problem) from error
+            problem = f"cannot be read by user {os.geteuid()}: {error.strerror}"
+            raise ServerError(f"model repository {self.folder} {problem}") from error
 
     def chosen(self, name: str) -> list[str]:
         """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
