@@ -116,7 +116,7 @@ def test_the_server_is_a_user_without_rights_on_a_read_only_file_system(containe
 def test_the_server_is_process_1_and_ends_by_itself_when_it_is_stopped(models: str) -> None:
     with healthy(SERVER, models, INSECURE) as found:
         assert "server" in python(found, "print(open('/proc/1/cmdline').read())")
-        docker("stop", "--time=50", found)
+        docker("stop", "-t", "50", found)
         assert docker("inspect", "--format={{.State.ExitCode}}", found) == "0"
         log = docker("logs", found)
         assert "signal=SIGTERM" in log
