@@ -18,7 +18,7 @@ BUILD_OPTIONS ?=
 TAG ?= latest
 DOCKER_BUILD = DOCKER_BUILDKIT=1 $(DOCKER) build --file deploy/Dockerfile
 
-.PHONY: demo test test-all serve bench chaos drill interop images sbom lock wheels-check lint format protos env clean
+.PHONY: demo test test-all serve bench chaos drill interop images sbom lock wheels wheels-check lint format protos env clean
 
 demo: env ## install, export, serve, send requests, compare with PyTorch
 	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
@@ -61,6 +61,10 @@ sbom: ## write build/sbom/IMAGE/: the packages of an image, as CycloneDX and as 
 lock: env ## pin the packages of the images by version and hash; needs uv
 	$(PYTHON) -m scripts.lock_requirements
 
+wheels: env ## build the wheels of the service and of the client into dist/, beside the versions they were tested with
+	for project in . clients/python; do $(PYTHON) -m build --outdir dist $$project || exit 1; done
+	cp constraints.txt dist
+
 wheels-check: env ## build the wheels, and run the demo from them with the pinned and with the oldest dependencies
 	$(PYTHON) -m scripts.check_wheels
 
@@ -85,8 +89,8 @@ env: .venv/.installed-$(RUNTIME)
 .venv/.installed-$(RUNTIME): pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON3) -m venv .venv
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		-e 'clients/python[cli]' -e '.[$(RUNTIME),export,enrich,ray,dev]'
+		-e 'clients/python[cli]' -e '.[$(RUNTIME),encoders,enrich,ray,dev]'
 	touch $@
 
 clean: ## remove everything that is not committed
-	rm -rf .venv model_repository build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv model_repository/* build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

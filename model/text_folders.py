@@ -98,7 +98,7 @@ def _read(path: str | PathLike[str], read: Callable[[Path, dict[str, Any]], M], 
             "model of the Hugging Face hub, or SentenceTransformer(NAME).save_pretrained(FOLDER) in Python"
         )
     if find_spec("sentence_transformers") is None:
-        raise CheckpointError("text encoders need sentence-transformers, which the extra `export` installs")
+        raise CheckpointError('text encoders need more packages: pip install "attention-serving[encoders]"')
     try:
         with library_warnings() as notes:
             module = read(folder, options).eval()

@@ -2,7 +2,7 @@
 
 Writes deploy/requirements/NAME.txt, with the program uv, for this pyproject.toml and the client's, with the
 versions of constraints.txt. uv keeps the other versions that a file holds already, unless --upgrade is given.
-The exporter's needs the CPU build of PyTorch in deploy/wheels/.
+PyTorch has its own file, for which uv must reach PyTorch's index: no other index has the builds for CPUs.
 """
 
 import argparse
@@ -12,21 +12,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "deploy/requirements"
-WHEELS = ROOT / "deploy/wheels"
 SERVICE, CLIENT = "pyproject.toml", "clients/python/pyproject.toml"
+WITHOUT_HUB = "--override=deploy/requirements/overrides.txt"
 # What each file is made from: projects with their extras, or files of requirements.
 SOURCES: dict[str, tuple[str, ...]] = {
-    "server": (SERVICE, "--extra=cpu"),
-    "server-cuda": (SERVICE, "--extra=gpu"),
-    "exporter": (SERVICE, "--extra=cpu", "--extra=export"),
+    "server": (SERVICE, "--extra=cpu", WITHOUT_HUB),
+    "server-cuda": (SERVICE, "--extra=gpu", WITHOUT_HUB),
+    "exporter": (SERVICE, "--extra=cpu", "--extra=encoders", "--no-emit-package=torch"),
     "client": (CLIENT, "--extra=cli"),
-    "enrich": (SERVICE, CLIENT, "--extra=cpu", "--extra=enrich"),
+    "enrich": (SERVICE, CLIENT, "--extra=cpu", "--extra=enrich", WITHOUT_HUB),
     "build": ("deploy/requirements/build.in",),
     "sbom": ("deploy/requirements/sbom.in",),
+    "torch": ("deploy/requirements/torch.in", "--torch-backend=cpu", "--no-deps"),
 }
 OPTIONS = (
-    "--quiet --generate-hashes --no-emit-find-links --no-annotate --python-version=3.11 "
-    "--python-platform=linux --constraint=constraints.txt --override=deploy/requirements/overrides.txt"
+    "--quiet --generate-hashes --no-annotate --python-version=3.13 "
+    "--python-platform=linux --constraint=constraints.txt"
 )
 
 
@@ -52,7 +53,7 @@ def lock(name: str, *, upgrade: bool = False) -> None:
         CalledProcessError: uv did not find versions that fit together; it says why.
     """
     print(f"deploy/requirements/{name}.txt", flush=True)
-    command = ["uv", "pip", "compile", *OPTIONS.split(), f"--find-links={WHEELS}"]
+    command = ["uv", "pip", "compile", *OPTIONS.split()]
     command += ["--custom-compile-command=make lock", *(["--upgrade"] if upgrade else [])]
     command += [*SOURCES[name], f"--output-file={FOLDER / f'{name}.txt'}"]
     subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 - fixed arguments

@@ -36,6 +36,7 @@ def test_a_lock_file_has_the_versions_of_the_constraints(name: str) -> None:
 
 def test_the_serving_image_has_one_runtime_and_no_pytorch() -> None:
     assert {"torch", "onnx", "huggingface-hub", "sympy"} & pins("server").keys() == set()
+    assert {"torch", "triton", "nvidia-cudnn-cu13", "cuda-bindings"} & pins("exporter").keys() == set()
     assert "onnxruntime" in pins("server")
     assert "onnxruntime-gpu" in pins("server-cuda")
     assert "onnxruntime" not in pins("server-cuda")

@@ -213,4 +213,4 @@ def test_a_module_of_a_project_is_exported_from_its_folder(
         assert_refused(refused, 1, part)
     assert_refused(run("ranking_project:Sums", "--example", "src", "--dry-run"), 1, "must be such as src=2,3")
     masked = run("ranking_project:Sums", *examples, "--mask", "src=True", "--dry-run")
-    assert_refused(masked, 1, "masks['src']='True': must be None or one of 'True hides', 'True attends'")
+    assert_refused(masked, 1, "masks['src']='True': must be None, 'True hides', 'True attends'")

@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs/parity.md").read_text()
 
 
 def compare(module: nn.Module, signed: Signature, graph: Path) -> list[ParityCase]:
-    return list(GraphRunner(module, signed, graph, FP32_TOLERANCE).cases({}, (), forms=False))
+    return list(GraphRunner(module, signed, graph, FP32_TOLERANCE).cases({}, (), special_values=False))
 
 
 def test_a_true_graph_passes_at_every_point_and_that_of_other_weights_at_none(artifacts: Path) -> None:
