@@ -79,8 +79,8 @@ Masks = Annotated[
     _option(
         SOURCE,
         "With a module of your project or --onnx: what a mask means, such as 'query_mask=True attends', "
-        "'padding=True hides', 'bias=added' (-inf hides) or 'attention_mask=None' (an ordinary input). Can "
-        "be repeated.",
+        "'padding=True hides', 'bias=added' (-inf hides), 'n=lengths of sequence' (numbers of rows) or "
+        "'attention_mask=None' (an ordinary input). Can be repeated.",
         "--mask",
     ),
 ]
