@@ -93,4 +93,4 @@ env: .venv/.installed-$(RUNTIME)
 	touch $@
 
 clean: ## remove everything that is not committed
-	rm -rf .venv model_repository build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv model_repository/* build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ from attention_serving.server import VERSION
 IN_PROCESS = "Without servers"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command()(
+app.command(context_settings={"help_option_names": ["-h", "--help"]})(
     make_command(
         enrich,
         "Add context vectors or embeddings to a table as a new column: on servers, in this process or on "

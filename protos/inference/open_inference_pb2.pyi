@@ -160,7 +160,7 @@ class ServerReadyResponse(_message.Message):
 
     READY_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
-    """True from the end of the self-test until the drain."""
+    """True until the drain while a model is ready, or models are loaded on request."""
     def __init__(
         self,
         *,

@@ -248,6 +248,9 @@ def load_models(
         return None
     loader.shutdown()
     repository = loading.result()
-    if settings.model_control == "none" and not repository.loaded_models:
-        raise ServerError(f"no model of {store.folder} can be served; the log gives the reasons")
+    if settings.model_control != "explicit" and not repository.loaded_models:
+        problem = f"no model of {store.folder} can be served; the log gives the reasons"
+        if settings.model_control == "none":
+            raise ServerError(problem)
+        log.warning("not ready", extra={"reason": problem if any(repository) else store.absence})
     return repository

@@ -1,21 +1,28 @@
 """The images in real containers. Needs a Docker engine that has them: `make images`."""
 
+import os
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from attention_client import AttentionClient
 from packaging.utils import canonicalize_name
 
 from scripts.export_demo_models import DEMO_MODELS
+from scripts.local_server import ROOT
 from tests.deploy.test_requirements import pins
+from tests.server.seams import wait_until
 from tests.support.artifacts import cached_repositories
+from tests.support.processes import free_ports
 from tests.support.repository import DEMO
 
 pytestmark = pytest.mark.thorough
@@ -26,16 +33,16 @@ COMMAND_SECONDS = START_SECONDS = 60.0
 QUESTION = ("text", "--model", DEMO_MODELS[0], "Life is short, eat dessert first")
 
 
-def docker(*arguments: str) -> str:
-    """Runs a command of Docker and returns what it printed.
+def docker(*arguments: str, program: str = "docker") -> str:
+    """Runs a command of Docker, or of another program, and returns what it printed.
 
     Raises:
         RuntimeError: It failed; the message says why.
     """
-    command = [shutil.which("docker") or "docker", *arguments]
+    command = [shutil.which(program) or program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     if done.returncode:
-        raise RuntimeError(f"docker {' '.join(arguments)}: {done.stderr.strip()}")
+        raise RuntimeError(f"{program} {' '.join(arguments)}: {done.stderr.strip()}")
     return f"{done.stdout}{done.stderr if arguments[0] == 'logs' else ''}".strip()
 
 
@@ -109,7 +116,7 @@ def test_the_server_is_a_user_without_rights_on_a_read_only_file_system(containe
 def test_the_server_is_process_1_and_ends_by_itself_when_it_is_stopped(models: str) -> None:
     with healthy(SERVER, models, INSECURE) as found:
         assert "server" in python(found, "print(open('/proc/1/cmdline').read())")
-        docker("stop", "--time=50", found)
+        docker("stop", "-t", "50", found)
         assert docker("inspect", "--format={{.State.ExitCode}}", found) == "0"
         log = docker("logs", found)
         assert "signal=SIGTERM" in log
@@ -137,3 +144,44 @@ def test_a_mounted_table_is_enriched(container: str, tmp_path: Path) -> None:
     options = ("--model=multi-head-768x12", "--column=embeddings", "--server=127.0.0.1:8001")
     beside(container, f"--volume={tmp_path}:/data", ENRICH, "/data/in.parquet", "/data/out.parquet", *options)
     assert pq.read_table(tmp_path / "out.parquet").num_columns == 3
+
+
+def http_status(port: int, path: str) -> int:
+    connection = HTTPConnection("127.0.0.1", port, timeout=COMMAND_SECONDS)
+    connection.request("GET", path)
+    return connection.getresponse().status
+
+
+@needs(SERVER)
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+def test_compose_serves_a_folder_of_the_user_and_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, http_port, metrics_port = free_ports(3)
+    folder, ready = tmp_path / "models", "/v2/health/ready"
+    for name, value in {
+        "ATTENTION_PORT": port,
+        "ATTENTION_HTTP_PORT": http_port,
+        "ATTENTION_METRICS_PORT": metrics_port,
+        "ATTENTION_MODELS": folder,
+        "COMPOSE_FILE": ROOT / "docker-compose.yml",
+        "COMPOSE_PROJECT_NAME": f"test{os.getpid()}",
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    compose = partial(docker, program="docker-compose")
+    try:
+        with pytest.raises(RuntimeError, match="bind source path does not exist"):
+            compose("up", "--detach")
+        readable(tmp_path)
+        folder.mkdir()
+        compose("up", "--detach")
+        with AttentionClient(f"127.0.0.1:{port}") as client:
+            client.wait_until_ready(START_SECONDS)
+            assert http_status(http_port, ready) == 400
+            assert "that user 10001 can read" in compose("logs")
+            (cached,) = cached_repositories(DEMO)
+            readable(shutil.copytree(cached / DEMO_MODELS[0], folder / DEMO_MODELS[0]))
+            wait_until(lambda: http_status(http_port, ready) == 200)
+            assert client.attend_text(DEMO_MODELS[0], "eat dessert").context_vectors.shape == (2, 16)
+    finally:
+        compose("down", "--volumes")

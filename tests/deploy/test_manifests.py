@@ -107,10 +107,44 @@ def test_containers_are_restricted() -> None:
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         }
-    (compose,) = load(ROOT / "docker-compose.yml")
-    for service in compose["services"].values():
+    for service in compose_services().values():
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+def compose_services() -> Document:
+    (compose,) = load(ROOT / "docker-compose.yml")
+    return dict(compose["services"])
+
+
+def test_compose_serves_a_folder_and_builds_pytorch_for_the_demo_only() -> None:
+    services = compose_services()
+    profiles = {name: service.get("profiles", []) for name, service in services.items()}
+    assert [name for name, needed in profiles.items() if not needed] == ["server"]
+    targets = {name: service["build"]["target"] for name, service in services.items() if "build" in service}
+    assert [profiles[name] for name, target in targets.items() if target == "exporter"] == [["demo"]]
+    for name, service in services.items():
+        for other in service.get("depends_on", ()):
+            assert profiles[other] in ([], profiles[name]), "a service needs those of its profile only"
+    server = services["server"]
+    (mount,) = server["volumes"]
+    assert (mount["type"], mount["target"], mount["read_only"]) == ("bind", "/models", True)
+    assert mount["source"] == "${ATTENTION_MODELS:-./model_repository}"
+    assert {port.rpartition(":")[2] for port in server["ports"]} == {"8000", "8001", "8002"}
+    grace = Settings.model_fields["grace_seconds"].default
+    assert float(server["stop_grace_period"].removesuffix("s")) > grace + EXIT_SECONDS
+
+
+def test_what_the_pages_write_stays_out_of_git_and_private_keys_out_of_images() -> None:
+    secret = ["key.pem", "tls/ca.key", "tls/server.crt", "tokens.json", ".env"]
+    tables = ["embeddings.parquet", "served.parquet", "data/table.parquet"]
+    files = [*secret, *tables, "my_encoder.py", "weights.html", "model_repository/model/1/manifest.json"]
+    command = [shutil.which("git") or "git", "check-ignore", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == files
+    first, *rules = (ROOT / ".dockerignore").read_text().split()
+    assert first == "*"
+    assert {"**/*.key", "**/*.pem"} <= set(rules)
 
 
 def test_probes_and_health_checks_ask_for_services_that_the_server_reports() -> None:

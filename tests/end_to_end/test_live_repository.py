@@ -87,3 +87,14 @@ def test_versions_change_under_load_without_a_failed_request(exported: Path, fol
         assert ask(server.target, "load_model", OTHER) is None
         assert ask(server.target, "is_model_ready", OTHER) is True
     assert set(answers) == set(VERSIONS)
+
+
+def test_a_server_of_an_empty_folder_is_ready_when_a_model_appears(repository: Path, tmp_path: Path) -> None:
+    folder, options = tmp_path / "models", ("--model-control=poll", "--repository-poll-seconds=0.1")
+    folder.mkdir()
+    with serving(folder, tmp_path / "log", *options) as server:
+        assert "does not contain a <name>/<version>/ folder that user" in server.log.read_text()
+        states = [ask(server.target, f"is_server_{state}") for state in ("live", "ready")]
+        assert states == [True, False]
+        shutil.copytree(repository / OTHER, folder / OTHER)
+        wait_until(lambda: ask(server.target, "is_server_ready"))

@@ -13,6 +13,7 @@ import pytest
 
 from scripts.local_server import ROOT, ServerProcess, serving
 from tests.support.artifacts import cached_repositories, link_tree
+from tests.support.checkout import tracked_files
 from tests.support.eager import assert_parity
 from tests.support.repository import DEMO
 
@@ -49,9 +50,8 @@ def programs() -> list[str]:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The server of the second shell, after `make demo`, in a folder that looks like the checkout."""
     folder = tmp_path_factory.mktemp("checkout")
-    for entry in ROOT.iterdir():
-        if entry.name not in (REPOSITORY, "build", ".git"):
-            (folder / entry.name).symlink_to(entry)
+    for name in {path.partition("/")[0] for path in tracked_files()}:  # not what a user's commands wrote
+        (folder / name).symlink_to(ROOT / name)
     (models,) = cached_repositories(DEMO)
     link_tree(models, folder / REPOSITORY)
     options = ("--model-control=poll", "--repository-poll-seconds=1")
@@ -81,7 +81,7 @@ def test_the_blocks_of_readme_work_in_their_order(demo: ServerProcess) -> None:
     """As a new user pastes them."""
     found = blocks("README.md")
     assert len(found) > 8
-    for language, text in found:
+    for language, text in [*found, *(each for each in found if " -m clients.enrich" in each[1])]:
         if not text.startswith("make ") and "-m server" not in text and SLOW not in text:
             run(demo, text, is_python=language == "python")
     served, here = (

@@ -153,8 +153,9 @@ class Handlers:
         return pb.ServerLiveResponse(live=True)
 
     def ready(self, request: pb.ServerReadyRequest, call: Call) -> pb.ServerReadyResponse:
-        """Replies true from the end of the self-test until the drain."""
-        return pb.ServerReadyResponse(ready=self._is_serving())
+        """Replies true until the drain while a model is ready, or callers may load one."""
+        has_models = self._control.is_explicit or bool(self._engine.repository.loaded_models)
+        return pb.ServerReadyResponse(ready=has_models and self._is_serving())
 
     def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         """Replies true for a loaded model, and false for an unknown one, as Triton does."""

@@ -99,7 +99,8 @@ class ModelStore:
                 raise ServerError(f"model repository {self.folder} does not exist or is not a folder")
             return sorted(path.name for path in self.folder.iterdir() if versions(self.folder, path.name))
         except OSError as error:
-            raise ServerError(f"model repository {self.folder} cannot be read: {error.strerror}") from error
+            problem = f"cannot be read by user {os.geteuid()}: {error.strerror}"
+            raise ServerError(f"model repository {self.folder} {problem}") from error
 
     def chosen(self, name: str) -> list[str]:
         """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
@@ -113,9 +114,15 @@ class ModelStore:
         """
         keys = [(name, version) for name in self.names() for version in self.chosen(name)]
         if not keys:
-            problem = f"model repository {self.folder} does not contain a <name>/<version>/ folder"
-            raise ServerError(f"{problem}; a name must match {NAME_PATTERN}")
+            raise ServerError(self.absence)
         return keys
+
+    @property
+    def absence(self) -> str:
+        """Why there is no artifact in the folder."""
+        problem = "does not contain a <name>/<version>/ folder that"
+        user = f"user {os.geteuid()} can read"
+        return f"model repository {self.folder} {problem} {user}; a name must match {NAME_PATTERN}"
 
     def signature(self, name: str, version: str) -> Signature | None:
         """Identifies the content of an artifact; None while it has no manifest, which an export writes last.

@@ -184,8 +184,9 @@ def _text(summary: Summary) -> str:
     if summary.already_complete:
         lines[0] += "; the job is already complete, nothing was computed"
     else:
+        tokens = summary.tokens - summary.resumed_tokens
         rate = f"{summary.tokens_per_second:,.0f} tokens/s"
-        lines.append(f"{summary.tokens:,} tokens in {summary.seconds:,.1f} s, {rate}")
+        lines.append(f"{tokens:,} tokens in {summary.seconds:,.1f} s, {rate}")
     parity = "unknown" if summary.parity_error is None else f"{summary.parity_error:.2g}"
     lines.append(
         f"model {summary.model}, version {summary.version}; largest difference from golden vectors {parity}"
