@@ -178,5 +178,7 @@ def test_all_programs_wheels_and_images_have_one_version() -> None:
     versions = {name: source["version"] for name, source in sources.items()}
     versions |= {"server": server.VERSION, "export": export.VERSION, "library": attention_client.__version__}
     assert versions == dict.fromkeys(versions, service["version"])
+    page = (ROOT / "docs/your-own-project.md").read_text()
+    assert set(re.findall(r"/attention_\w+-([\d.]+)-", page)) == {service["version"]}
     shown = run_python("-m", "clients.enrich", "--tool-version").stdout
     assert shown == f"attention-enrich {service['version']}\n"
