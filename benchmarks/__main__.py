@@ -1,6 +1,7 @@
 """Measures the service beside its ceilings and other servers, on a GPU too, and compares two checkouts."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,13 @@ from benchmarks.wire import Api
 from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell, Plan
 from scripts.local_server import serving
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=__doc__,
+)
 console = Console(highlight=False)
 
 CACHE, RESULTS = Path("build/bench"), Path("benchmarks/results")
@@ -62,7 +69,7 @@ def measure(
     peer: Peer = None,
     out: Annotated[
         Path | None,
-        typer.Option(help=f"Folder of the report.  [default: {RESULTS}; with --quick {CACHE}/quick]"),
+        typer.Option(help=f"Folder of the report; that of the pages is {RESULTS}.  [default: {CACHE}]"),
     ] = None,
     cache: Cache = CACHE,
     server_option: ServerOption = None,
@@ -78,7 +85,7 @@ def measure(
         run.run(plan, cache, options, peers, findings, console.print)
 
     conditions = {"server options": " ".join(options) or "defaults"}
-    write_report(steps, plan, conditions, out or (cache / "quick" if quick else RESULTS))
+    write_report(steps, plan, conditions, out or cache)
 
 
 @app.command("cuda")
@@ -131,6 +138,7 @@ def write_report(
     conditions = {
         **environment(),
         **conditions,
+        "command": f"python -m benchmarks {' '.join(sys.argv[1:])}",
         "extent": f"{plan.rounds} rounds of {plan.seconds:g} s each",
         "load average before": f"{os.getloadavg()[0]:.2f}",
     }
@@ -209,7 +217,6 @@ def report_failures() -> Iterator[None]:
 
 if __name__ == "__main__":
     import signal
-    import sys
 
     # Leaving by an exception stops the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -238,4 +238,6 @@ def _grpc_singles(target: str, model: str, queries: Sequence[str], callers: int)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+    app.command()(main)
+    app()

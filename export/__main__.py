@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.table import Table
 
 from attention_serving.artifact.keys import KeyFileError
@@ -18,12 +17,12 @@ from attention_serving.export import VERSION, options
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Source
 from attention_serving.export.precision import Precision
-from attention_serving.export.verify import FAILURE, console, fail
+from attention_serving.export.verify import FAILURE, console, fail, make_app
 from attention_serving.model.checkpoints.layouts import LAYOUTS
 from attention_serving.model.config import POOLINGS
 from attention_serving.model.presets import PRESETS
 
-app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = make_app()
 # Names in errors that are not those of the parameters.
 OPTIONS = {"preset": "a preset", "truncates": "--truncate"}
 

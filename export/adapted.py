@@ -26,6 +26,9 @@ from attention_serving.export.state import ModuleState
 # How the names of masks end: of PyTorch's layers and of padding in general, which hide, and of Hugging Face.
 KEY_PADDING, PADDING, ATTENDING = "key_padding_mask", "padding_mask", "attention_mask"
 
+# How a caller states that an input holds lengths, before the name of an axis.
+LENGTHS_OF = "lengths of "
+
 
 def is_mask_name(name: str) -> bool:
     """Whether an input is a mask by its name."""
@@ -41,6 +44,8 @@ class Meaning(StrEnum):
     """As `attention_mask` of Hugging Face, and boolean masks of scaled_dot_product_attention."""
     ADDED = "added"
     """Real numbers that are added to the scores: 0 attends, -inf hides."""
+    LENGTHS = "lengths"
+    """Integers (B,): the rows of each sequence, after which all are hidden."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,8 @@ class Mask:
 
     Attributes:
         name: The parameter of the module.
-        axes: Names of the batch and of one or two sequence axes; sizes of all others.
+        axes: Names of the batch and of one or two sequence axes; sizes of all others. Lengths have the axis
+            that they count.
         dtype: Element type.
         meaning: What its elements say.
         optional: Whether the module computes the same without it if nothing is hidden.
@@ -78,6 +84,8 @@ class Mask:
             allowed: Booleans (B, Tk) or (B, 1, Tq, Tk), True = may attend.
             real: The element type of masks of real numbers: that of the module's arithmetic.
         """
+        if self.meaning is Meaning.LENGTHS:
+            return allowed.sum(1).to(self.dtype)
         dtype = real if self.dtype.is_floating_point else self.dtype
         batch, *lengths = allowed.shape
         sizes = iter([batch, *lengths[-len(self.sequence_axes) :]])
@@ -141,7 +149,7 @@ class AdaptedModule(nn.Module):
         tensors = [values for name, values in arguments.items() if name not in masks]
         rows = [max(inputs[name].shape[:2]) for name in self._rows.values()]
         is_small = not torch.compiler.is_exporting() and (  # a trace would note the condition
-            max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_ALONE
+            max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_BATCH
         )
         with self.calls.following(tensors, is_small=is_small):
             if not torch.compiler.is_exporting():
@@ -230,7 +238,7 @@ def call_module(module: nn.Module, arguments: Mapping[str, Tensor], *, positiona
 # In longer sequences, the tensors that depend on inputs are not followed: they take memory until the end.
 MOST_FOLLOWED_ROWS = 64
 # The same of batches of a module without a sequence axis, whose sequences may be as large as images.
-MOST_FOLLOWED_ALONE = 2
+MOST_FOLLOWED_BATCH = 2
 # Operators that read the shape of a tensor, and none of its values.
 SHAPE_OPERATORS = {
     "aten::empty_like", "aten::full_like", "aten::ones_like", "aten::zeros_like", "aten::rand_like",

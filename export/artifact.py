@@ -35,13 +35,13 @@ from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export import parity
 from attention_serving.export.assumptions import Assumption
-from attention_serving.export.blocks import NotInBlocksError, in_blocks
+from attention_serving.export.blocks import NotInBlocksError, split_into_blocks
 from attention_serving.export.certificate import sign_artifact
 from attention_serving.export.errors import ExportError, details_in_file
-from attention_serving.export.graph import OPSET, finish, trace
+from attention_serving.export.graph import OPSET, finish_graph, trace
 from attention_serving.export.precision import Precision
 from attention_serving.export.probe import LongCase
-from attention_serving.export.quantisation import HALF_TYPES, lowered, quantise_linear_layers
+from attention_serving.export.quantisation import HALF_TYPES, in_precision, quantise_linear_layers
 from attention_serving.export.signature import (
     QUERY_AXIS,
     AttentionModule,
@@ -195,13 +195,13 @@ class ArtifactWriter:
             self.progress(f"graph {signature.kind}: comparison with {judge or EAGER}")
             if spec.file is not None:
                 cases += runner.compare(spec.file.golden[signature.kind])
-                in_grid = runner.cases({}, self._reached(signature), forms=False)
+                in_grid = runner.cases({}, self._reached(signature), special_values=False)
                 cases += [replace(case, judge=RUNS_OF_FILE) for case in in_grid]
             elif signature.kind is GraphKind.PLAIN:
                 cases += self._compare_plain(runner, replace(signature, max_lengths=largest))
-                refuses_nan = spec.has_forms and runner.loses_nan()
+                refuses_nan = spec.compares_special_values and runner.loses_nan()
             else:
-                cases += runner.cases({}, (), forms=False)
+                cases += runner.cases({}, (), special_values=False)
         if not cases and self.precision not in HALF_TYPES:
             raise ExportError(
                 "ONNX Runtime has no CPU kernels for an operator of the graph, so that it cannot be compared "
@@ -243,11 +243,11 @@ class ArtifactWriter:
             kind = signature.kind
             self.progress(f"graph {kind}: export")
             if kind not in GRAPH_WITHOUT_BLOCKS:
-                module = lowered(signature.part_of(spec.module), self.precision)
+                module = in_precision(signature.part_of(spec.module), self.precision)
                 traced[kind], assumptions[kind] = trace(module, signature)
                 continue
             try:
-                traced[kind] = in_blocks(traced[GRAPH_WITHOUT_BLOCKS[kind]], causal=spec.causal)
+                traced[kind] = split_into_blocks(traced[GRAPH_WITHOUT_BLOCKS[kind]], causal=spec.causal)
             except NotInBlocksError as reason:
                 log.warning(
                     "%s: graph %s is left out (%s): graph %s serves long sequences, in memory that grows "
@@ -260,7 +260,8 @@ class ArtifactWriter:
         if self.precision is Precision.INT8:
             for graph in traced.values():
                 quantise_linear_layers(graph)
-        return {s.kind: finish(traced[s.kind], s) for s in spec.signatures if s.kind in traced}, assumptions
+        graphs = {s.kind: finish_graph(traced[s.kind], s) for s in spec.signatures if s.kind in traced}
+        return graphs, assumptions
 
     def _limit(
         self,
@@ -285,8 +286,9 @@ class ArtifactWriter:
             return None
 
     def _compare_plain(self, runner: parity.GraphRunner, signature: Signature) -> Iterable[parity.ParityCase]:
-        forms = self.spec.has_forms and self.precision is Precision.FP32 and not self.spec.branches
-        return runner.cases(self._texts(signature), self._reached(signature), forms=forms)
+        is_strict = self.precision is Precision.FP32 and not self.spec.branches
+        special_values = self.spec.compares_special_values and is_strict
+        return runner.cases(self._texts(signature), self._reached(signature), special_values=special_values)
 
     def _reached(self, signature: Signature) -> Sequence[LongCase]:
         """Long cases that a graph takes."""

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
 from attention_serving.artifact.manifest import BATCH_AXIS
-from attention_serving.export.signature import Signature, SignedModule
+from attention_serving.export.signature import PositionalModule, Signature
 
 # Sizes of the batch that are tried, and the largest length without a stated one: the defaults of servers.
 MOST_SEQUENCES, LONGEST_SERVED = 256, 8192
@@ -63,7 +63,7 @@ def user_place() -> Place | None:
     layer = None
     while frame is not None:
         file = frame.f_code.co_filename
-        if frame.f_code is SignedModule.forward.__code__:
+        if frame.f_code is PositionalModule.forward.__code__:
             return layer
         if not file.startswith((TORCH_FOLDER, EXPORT_FOLDER)):
             return Place(file, frame.f_lineno)

@@ -18,6 +18,7 @@ from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import (
     ATTENDING,
     KEY_PADDING,
+    LENGTHS_OF,
     PADDING,
     Meaning,
     call_module,
@@ -30,7 +31,7 @@ from attention_serving.export.signature import (
     StandardViews,
     ValueRange,
     named_outputs,
-    standard_layers,
+    without_fused_layers,
 )
 
 SEQUENCE_AXIS, CONTEXT_VECTORS = "sequence", "context_vectors"
@@ -39,6 +40,7 @@ TRIED_BATCH = 3
 TRIED_IDS = 12
 # Rows of a sequence that a mask is tried with, of which it hides the last ones.
 TRIED_ROWS, HIDDEN_ROWS = 11, 3
+KEPT_ROWS = TRIED_ROWS - HIDDEN_ROWS
 # Sets of more inputs are tried only as a whole.
 MOST_TOGETHER = 4
 # Close results are compared with eager PyTorch again before anything is exported.
@@ -128,6 +130,7 @@ def understand(
     groups = _row_groups(trials, dynamic_axes, batch)
     axes = _name_axes(trials, dynamic_axes, batch, groups)
     meanings, flags = _masks(trials, masks, batch, groups, set(examples) - set(dynamic_axes))
+    meanings |= _lengths(trials, set(examples) - set(dynamic_axes) - set(masks), groups, axes)
     fixed = [
         f"input {name}: {tuple(tensor.shape[1:])} is fixed in each sequence"
         for name, tensor in trials.first.items()
@@ -214,7 +217,7 @@ class _Trials:
     def _call(self, inputs: Mapping[str, Tensor]) -> Any:
         copies = {name: tensor.clone() for name, tensor in inputs.items()}
         # Fused kernels do not check that keys and values have one length.
-        with torch.inference_mode(), standard_layers(), StandardViews(), sdpa_kernel(SDPBackend.MATH):
+        with torch.inference_mode(), without_fused_layers(), StandardViews(), sdpa_kernel(SDPBackend.MATH):
             return call_module(self._module, copies, positional=self._positional)
 
     @staticmethod
@@ -225,7 +228,9 @@ class _Trials:
         return [f"output_{path}" if path.isdecimal() else path for path in tensors], omitted
 
     def _draw(self, name: str, tensor: Tensor) -> Tensor:
-        """Other values, in the range of the examples; a mask stays as it is."""
+        """Other values, in the range of the examples; a mask and lengths stay as they are."""
+        if _may_be_lengths(name, tensor):
+            return tensor
         if tensor.dtype is torch.int64 and not is_mask_name(name):
             most = torch.tensor(self.id_bounds.get(name, int(self.first[name].max()) + 1)).clamp(min=1)
             columns = most if most.ndim and tensor.shape[-1:] == most.shape else most.min()
@@ -378,7 +383,7 @@ def _row_groups(
     ]
     base = _grown(trials, free)
     for accepts in (_varies, _varies_in_one_direction):
-        for size in (*range(1, MOST_TOGETHER), len(free) + len(named_axes)):
+        for size in (*range(1, MOST_TOGETHER + 1), len(free) + len(named_axes)):
             for units in combinations([*groups, *(Group([axis]) for axis in free)], size):
                 group = Group().union(*units)
                 has_rows = any(not is_mask_name(axis.name) for axis in group)
@@ -500,33 +505,69 @@ def _masks(
     return meanings, flags
 
 
+def _lengths(
+    trials: _Trials, names: set[str], groups: Sequence[Group], axes: Mapping[str, Mapping[int, str]]
+) -> dict[str, str]:
+    """By input that holds the lengths of an axis, by its name and as a run shows: which axis."""
+    lengths = dict[str, str]()
+    for name, tensor in trials.first.items():
+        if name in names and name not in trials.id_bounds and _may_be_lengths(name, tensor):
+            counted = _groups_of_lengths(trials, groups, name)
+            if len(counted) == 1:
+                axis = next(iter(counted[0]))
+                lengths[name] = LENGTHS_OF + axes[axis.name][axis.at]
+    return lengths
+
+
+def _may_be_lengths(name: str, tensor: Tensor) -> bool:
+    return "len" in name and tensor.dtype is torch.int64 and tensor.ndim == 1
+
+
+def _groups_of_lengths(trials: _Trials, groups: Sequence[Group], name: str) -> list[Group]:
+    """The axes of which rows after the lengths change no result of rows before them, as they do otherwise.
+
+    In a causal module no later rows do: of its axes those count whose results depend on the lengths.
+    """
+    short, full = ({name: torch.full_like(trials.first[name], rows)} for rows in (KEPT_ROWS, TRIED_ROWS))
+    hidden = [group for group in groups if _keeps_results(trials, group, short)]
+    dependent = [group for group in hidden if not _keeps_results(trials, group, full)]
+    return dependent or [group for group in hidden if not _are_equal(trials, group, short, full)]
+
+
+def _are_equal(trials: _Trials, group: Group, *changes: Mapping[str, Tensor]) -> bool:
+    """Whether two changes of inputs give the same results."""
+    inputs = trials.resize(dict.fromkeys(group, TRIED_ROWS), draws=True)
+    first, second = (trials.run({**inputs, **change}) for change in changes)
+    return first is None or second is None or all(map(_are_close, first, second))
+
+
 def _hides(trials: _Trials, group: Group, name: str, meaning: Meaning) -> bool:
     """Whether rows that a mask hides change no result of other rows."""
-    sizes = dict.fromkeys(group, TRIED_ROWS)
-    kept = TRIED_ROWS - HIDDEN_ROWS
-    first, second = (trials.resize(sizes, draws=True) for _ in range(2))
+    shape = [*trials.first[name].shape]
     at = next(axis.at for axis in group if axis.name == name)
-    hidden = torch.zeros(first[name].shape, dtype=torch.bool)
-    hidden.narrow(at, kept, HIDDEN_ROWS).fill_(value=True)
-    mask = (hidden if meaning is Meaning.HIDES else ~hidden).to(first[name].dtype)
-    changed = {**first, name: mask}
+    shape[at] = TRIED_ROWS
+    hidden = torch.zeros(shape, dtype=torch.bool)
+    hidden.narrow(at, KEPT_ROWS, HIDDEN_ROWS).fill_(value=True)
+    mask = hidden if meaning is Meaning.HIDES else ~hidden
+    return _keeps_results(trials, group, {name: mask.to(trials.first[name].dtype)})
+
+
+def _keeps_results(trials: _Trials, group: Group, mask: Mapping[str, Tensor]) -> bool:
+    """Whether other values in the last rows, which a mask hides, change no result of the first ones."""
+    sizes = dict.fromkeys(group, TRIED_ROWS)
+    first, second = ({**trials.resize(sizes, draws=True), **mask} for _ in range(2))
+    changed = dict(first)
     for axis in group:
-        if axis.name != name and not is_mask_name(axis.name):
-            rows = second[axis.name].narrow(axis.at, kept, HIDDEN_ROWS)
-            head = first[axis.name].narrow(axis.at, 0, kept)
+        if axis.name not in mask and not is_mask_name(axis.name):
+            rows = second[axis.name].narrow(axis.at, KEPT_ROWS, HIDDEN_ROWS)
+            head = first[axis.name].narrow(axis.at, 0, KEPT_ROWS)
             changed[axis.name] = torch.cat([head, rows], axis.at)
-    before, after = trials.run({**first, name: mask}), trials.run(changed)
-    if before is None or after is None:
+    short = trials.run(trials.resize(dict.fromkeys(group, KEPT_ROWS)))
+    before, after = trials.run(first), trials.run(changed)
+    if short is None or before is None or after is None:
         return False
     return all(
-        bool(a.isfinite().all()) and _are_close(_head(a, kept), _head(b, kept))
-        for a, b in zip(before, after, strict=True)
+        bool(a.isfinite().all()) and _are_close(a[head], b[head])
+        for a, b, kept in zip(before, after, short, strict=True)
+        for head in [tuple(map(slice, kept.shape))]
     )
-
-
-def _head(tensor: Tensor, rows: int) -> Tensor:
-    """The first rows on each axis of a sequence."""
-    for at, size in enumerate(tensor.shape):
-        if size == TRIED_ROWS:
-            tensor = tensor.narrow(at, 0, rows)
-    return tensor

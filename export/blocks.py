@@ -34,7 +34,7 @@ class NotInBlocksError(Exception):
     """The attention of a graph cannot be computed in blocks. The message names the operator."""
 
 
-def in_blocks(model: ir.Model, *, causal: bool) -> ir.Model:
+def split_into_blocks(model: ir.Model, *, causal: bool) -> ir.Model:
     """A copy of a graph that attends in blocks of `block_rows` query rows, its additional scalar input.
 
     Args:

@@ -86,7 +86,7 @@ def encoder_spec(
             f"{family} text encoder, {facts.layers} layers of width {width}, "
             f"{' and '.join(encoder.pooling)} pooling{', normalised' if normalised else ''}"
         ),
-        identity={"config": config.to_dict(), "tokenizer": encoder.tokenizer.to_str(), "encoder": facts},
+        identity=_identity(encoder, encoder=facts),
         tolerances=ENCODER_TOLERANCES,
         config={"layers": _patterns(encoder, facts.layers), "dense": len(encoder.after) > 1 + normalised},
         num_heads=heads or getattr(config, "num_attention_heads", 0),
@@ -128,17 +128,19 @@ def classifier_spec(
             for kind, tensors in graphs.items()
         ),
         description=f"{facts.family} text classifier, {count} label{'s' if count > 1 else ''}",
-        identity={
-            "config": config.to_dict(),
-            "tokenizer": classifier.tokenizer.to_str(),
-            "classifier": facts,
-        },
+        identity=_identity(classifier, classifier=facts),
         tolerances={**ENCODER_TOLERANCES, Precision.INT8: INT8_SCORES},
         tokenizer=classifier.tokenizer,
         classifier=facts,
         texts=texts,
         reference=reference_name,
     )
+
+
+def _identity(module: TextEncoder | TextClassifier, **facts: object) -> dict[str, object]:
+    """What a folder says beside the weights, wherever the folder is."""
+    config = {name: value for name, value in module.model.config.to_dict().items() if name != "_name_or_path"}
+    return {"config": config, "tokenizer": module.tokenizer.to_str(), **facts}
 
 
 def _row_elements(config: Any, width: int) -> int:

@@ -31,7 +31,12 @@ from attention_serving.export.assumptions import (
 from attention_serving.export.derived import MOST_STRIDE
 from attention_serving.export.errors import ExportError
 from attention_serving.export.rewrite import expand_masks, expand_rotary, merge_heads, read_sizes_once
-from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, SignedModule, standard_layers
+from attention_serving.export.signature import (
+    MASK_HEADS_AXIS,
+    PositionalModule,
+    Signature,
+    without_fused_layers,
+)
 from attention_serving.export.translations import add_operators
 
 OPSET = 23
@@ -54,8 +59,8 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         ExportError: The module cannot be traced.
     """
     with (
-        quiet("torch") as log,
-        quiet("onnxscript"),
+        collect_log("torch") as log,
+        collect_log("onnxscript"),
         redirect_stdout(log),
         redirect_stderr(log),
         _symbolic_sizes() as numbers,
@@ -64,7 +69,7 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         adapted = _adapted_part(module)
         size = 0 if adapted is None else adapted.return_to_start()
         try:
-            program = _export(SignedModule(module, signature), signature, size)
+            program = _export(PositionalModule(module, signature), signature, size)
         except ExportError:
             raise
         except Exception as error:  # the tracer and the module may raise anything
@@ -124,8 +129,9 @@ def _untraceable(
         place = f", at {places[0]}" if places else line
         axes = " and ".join(last.axes) if last else "an axis"
         reason = (
-            f"the module fixes the size of {axes}, or branches on it{place}. Compute the same for all sizes: "
-            f"take them from x.shape without int() or a Python list of that many elements"
+            f"the module fixes the size of {axes}, loops over it, or branches on it{place}. Compute "
+            f"the same for all sizes: take them from x.shape without int() or a Python list of that many "
+            f"elements"
         )
         if last and last.axes[0] in signature.sequence_axes:
             reason += "; if only short sequences are allowed, pass the largest length as max_length"
@@ -165,7 +171,7 @@ def _rename_inner_values(model: onnx_ir.Model) -> None:
             value.name = f"{value.name}.{index}"
 
 
-def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
+def finish_graph(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
     """The graph to store: without debugging data, and checked.
 
     Raises:
@@ -173,7 +179,7 @@ def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
     """
     proto = onnx_ir.to_proto(model)
     strip(proto)
-    _number(proto.graph)
+    _rename_operators(proto.graph)
     _check(proto, signature)
     return proto
 
@@ -194,7 +200,7 @@ def _export(module: nn.Module, signature: Signature, size: int) -> torch.onnx.ON
         _no_collection(),
         _operators_parsed_once(),
         torch.no_grad(),
-        standard_layers(),
+        without_fused_layers(),
         # A cache of shapes pays where shapes repeat. In a graph this small they seldom do: without it, an
         # export takes a tenth to a third less time.
         torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
@@ -236,7 +242,7 @@ def _dimension(signature: Signature, axis: str) -> Any:
 
 
 @contextmanager
-def quiet(name: str) -> Iterator[io.StringIO]:
+def collect_log(name: str) -> Iterator[io.StringIO]:
     """Collects what a logger and those below it write while the block runs, in place of showing it."""
     log = io.StringIO()
     names = [logger for logger in logging.root.manager.loggerDict if f"{logger}.".startswith(f"{name}.")]
@@ -348,13 +354,13 @@ def strip(proto: onnx.ModelProto) -> None:
         del initializer.metadata_props[:]
 
 
-def _number(graph: onnx.GraphProto) -> None:
+def _rename_operators(graph: onnx.GraphProto) -> None:
     """Names operators by their place. The tracer counts those too that it has removed."""
     for index, node in enumerate(graph.node):
         node.name = f"{node.op_type}_{index}"
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                _number(attribute.g)
+                _rename_operators(attribute.g)
 
 
 def _check(proto: onnx.ModelProto, signature: Signature) -> None:

@@ -26,6 +26,7 @@ from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import (
     ATTENDING,
     KEY_PADDING,
+    LENGTHS_OF,
     AdaptedModule,
     Mask,
     Meaning,
@@ -75,7 +76,8 @@ RESERVED = frozenset(
 )
 # Such as the global_attention_mask of Longformer, which hides nothing.
 GLOBAL = "global_"
-FEW_AXES = 2
+# Axes of a matrix, such as (batch, sequence) and (query, key).
+MATRIX_AXES = 2
 # Attributes by which configurations of other projects state it, such as those of Hugging Face models.
 CONFIG_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 MaxLength = int | Mapping[str, int] | None
@@ -152,7 +154,7 @@ class ModuleInputs:
         meanings, batch_second = understanding.masks, understanding.batch_second
         dynamic_axes = {
             name: {
-                1 - at if name in batch_second and at < FEW_AXES else at: axis for at, axis in axes.items()
+                1 - at if name in batch_second and at < MATRIX_AXES else at: axis for at, axis in axes.items()
             }
             for name, axes in understanding.axes.items()
         }
@@ -299,6 +301,8 @@ def read_inputs(
             notes.append(
                 f"input {spec.name}: integers below {spec.exclusive_upper_bound}, as in the example; give "
                 f"larger ones in examples=[...]"
+                + f", or state masks={{{name!r}: '{LENGTHS_OF}AXIS'}} if they are lengths"
+                * (len(spec.axes) == 1)
             )
     return source, module_inputs, notes
 
@@ -366,7 +370,7 @@ def module_spec(
         without = tuple(replace(mask, optional=_has_default(module, mask.name)) for mask in inputs.masks)
         if equal_without_masks(adapted, without, plain, tolerance):
             adapted.masks = without
-    for mask in (mask for mask in inputs.masks if len(mask.sequence_axes) == FEW_AXES):  # one at most
+    for mask in (mask for mask in inputs.masks if len(mask.sequence_axes) == MATRIX_AXES):  # one at most
         pairs = tensor(ATTENTION_MASK, "bool", BATCH_AXIS, MASK_HEADS_AXIS, *mask.sequence_axes)
         signatures.append(replace(plain, kind=GraphKind.MASK, inputs=(*plain.inputs, pairs)))
         check_pairs(adapted, signatures[-1], tolerance)
@@ -383,7 +387,7 @@ def module_spec(
         description=description,
         tolerances=tolerances,
         long_cases=long_cases,
-        has_forms=True,
+        compares_special_values=True,
         branches=_followed_branches(adapted, branches),
         notes=fast_path_notes(adapted, plain, tolerance),
     )
@@ -454,23 +458,28 @@ def _mask(
     axes = tuple(axis_names.get(at, size) for at, size in enumerate(example.shape))
     lengths = [axis for axis in axes[1:] if isinstance(axis, str)]
     is_mask = axes[:1] == (BATCH_AXIS,) and (axes[-1:] == tuple(lengths) or axes[-2:] == tuple(lengths))
-    is_usual_name = name.endswith((KEY_PADDING, ATTENDING)) and example.ndim == FEW_AXES
+    is_usual_name = name.endswith((KEY_PADDING, ATTENDING)) and example.ndim == MATRIX_AXES
     is_usual_name = is_usual_name and not name.startswith(GLOBAL)
     if name in meanings:
-        if meanings[name] is None:
+        if (statement := meanings[name]) is None:
             return None
-        if meanings[name] not in tuple(Meaning):
-            choices = ", ".join(f"'{meaning}'" for meaning in Meaning)
-            raise ValueError(f"masks[{name!r}]={meanings[name]!r}: must be None or one of {choices}")
+        if statement.startswith(LENGTHS_OF) and example.dtype is torch.int64 and example.ndim == 1:
+            lengths_axes = (BATCH_AXIS, statement.removeprefix(LENGTHS_OF))
+            return Mask(name=name, axes=lengths_axes, dtype=example.dtype, meaning=Meaning.LENGTHS)
+        if statement not in {Meaning.HIDES, Meaning.ATTENDS, Meaning.ADDED}:
+            raise ValueError(
+                f"masks[{name!r}]={statement!r}: must be None, '{Meaning.HIDES}', '{Meaning.ATTENDS}', "
+                f"'{Meaning.ADDED}', or '{LENGTHS_OF}' and a sequence axis, of integers ('{BATCH_AXIS}',)"
+            )
         if not is_mask:
             raise ValueError(
                 f"masks[{name!r}]: dynamic_axes[{name!r}]={dict(axis_names)} must name axis 0 "
                 f"{BATCH_AXIS!r}, the last axis, and the axis before it if it has a row for each query; its "
                 f"shape is {tuple(example.shape)}"
             )
-        return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(str(meanings[name])))
+        return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(statement))
     if not is_mask or not (
-        is_usual_name or (is_mask_name(name) and (len(lengths) == FEW_AXES or 1 not in axis_names))
+        is_usual_name or (is_mask_name(name) and (len(lengths) == MATRIX_AXES or 1 not in axis_names))
     ):
         return None
     meaning = _named_meaning(name, example)
@@ -483,7 +492,7 @@ def _mask(
 
 
 def _named_meaning(name: str, example: Tensor) -> Meaning | None:
-    if example.is_floating_point() and (example.ndim > FEW_AXES or not name.endswith(ATTENDING)):
+    if example.is_floating_point() and (example.ndim > MATRIX_AXES or not name.endswith(ATTENDING)):
         return Meaning.ADDED
     if name.endswith(ATTENDING):
         return Meaning.ATTENDS
@@ -498,7 +507,7 @@ def _check_masks(masks: Sequence[Mask], axes: Sequence[str]) -> None:
                 f"{mask.name} {mask.axes}: no other input has the axis {missing[0]!r}; they have "
                 f"{', '.join(axes) or 'none'}"
             )
-    pairs = [mask.name for mask in masks if len(mask.sequence_axes) == FEW_AXES]
+    pairs = [mask.name for mask in masks if len(mask.sequence_axes) == MATRIX_AXES]
     if len(pairs) > 1:
         raise ValueError(f"{', '.join(pairs)}: requests carry one mask of query and key rows; combine them")
 

@@ -177,7 +177,7 @@ def file_spec(
     )
     return replace(
         spec,
-        has_forms=False,
+        compares_special_values=False,
         notes=[*spec.notes, note],
         file=FileFacts(
             graphs=graphs,

@@ -17,7 +17,7 @@ SOURCE, CHECKPOINT, RESULT, TOLERANCE = "What to export", "With --weights", "Des
 ENCODER = "With --encoder"
 PRESET_SEED = 0
 ROTARY_THETA = 10_000.0
-_FP32 = TOLERANCES[Precision.FP32]
+_FP32, _ENCODER = TOLERANCES[Precision.FP32], ENCODER_TOLERANCES[Precision.FP32]
 _ROTARY = ", ".join(sorted(name for name, layout in LAYOUTS.items() if layout.rotary))
 
 
@@ -79,8 +79,8 @@ Masks = Annotated[
     _option(
         SOURCE,
         "With a module of your project or --onnx: what a mask means, such as 'query_mask=True attends', "
-        "'padding=True hides', 'bias=added' (-inf hides) or 'attention_mask=None' (an ordinary input). Can "
-        "be repeated.",
+        "'padding=True hides', 'bias=added' (-inf hides), 'n=lengths of sequence' (numbers of rows) or "
+        "'attention_mask=None' (an ordinary input). Can be repeated.",
         "--mask",
     ),
 ]
@@ -211,7 +211,8 @@ RelativeTolerance = Annotated[
     float | None,
     _option(
         TOLERANCE,
-        f"Largest accepted relative difference from eager PyTorch. Default for fp32: {_FP32.rtol:g}.",
+        f"Largest accepted relative difference from eager PyTorch. Default for fp32: {_FP32.rtol:g}; of text "
+        f"encoders {_ENCODER.rtol:g}.",
         min=0,
     ),
 ]
@@ -219,7 +220,8 @@ AbsoluteTolerance = Annotated[
     float | None,
     _option(
         TOLERANCE,
-        f"Largest accepted absolute difference, added to the relative one. Default for fp32: {_FP32.atol:g}.",
+        f"Largest accepted absolute difference, added to the relative one. Default for fp32: {_FP32.atol:g}; "
+        f"of text encoders {_ENCODER.atol:g}.",
         min=0,
     ),
 ]

@@ -50,9 +50,9 @@ GOLDEN_GRID = ((1, 1, 1), (2, 7, 12), (1, 65, 64))
 BLOCK_GOLDEN_GRID = GOLDEN_GRID[:2]
 # Longer sequences take long to compare.
 QUICK_LENGTH = 2048
-# Values of other forms: where they are compared, the factor of large ones, and the relative change of inputs
+# Special values: where they are compared, the factor of large ones, and the relative change of inputs
 # that shows how much they amplify rounding.
-FORMS_POINT, LARGE_FACTOR, ROUNDING = (2, 12, 9), 30, 2.0**-18
+SPECIAL_VALUES_POINT, LARGE_FACTOR, ROUNDING = (2, 12, 9), 30, 2.0**-18
 
 FILE_ADVICE = (
     "Either the golden vectors are of other weights or inputs than the file, or ONNX Runtime computes it "
@@ -168,14 +168,14 @@ class GraphRunner:
         texts: Mapping[str, GoldenCase],
         long_cases: Iterable[tuple[Mapping[str, int], GoldenCase]],
         *,
-        forms: bool,
+        special_values: bool,
     ) -> Iterator[ParityCase]:
         """Compares the graph over the parity grid and beyond.
 
         Args:
             texts: By text, the inputs of this graph and what a reference computed.
             long_cases: Sizes beyond the grid, and what eager PyTorch computes for them.
-            forms: Whether values of other forms than random ones are compared too.
+            special_values: Whether zeros, equal rows and large values are compared too.
         """
         for sizes, case in grid_cases(self._module, self._signature, PARITY_GRID):
             yield self._measure(sizes, case)
@@ -183,16 +183,16 @@ class GraphRunner:
             yield self._measure_beyond_rounding(long_sizes, case)
         for text, case in texts.items():
             yield self._measure(_shape(case), case, text)
-        if forms:
-            yield from self._cases_of_forms()
+        if special_values:
+            yield from self._cases_of_special_values()
 
     def compare(self, cases: Iterable[GoldenCase]) -> Iterator[ParityCase]:
         """Compares the graph with cases that were computed before."""
         return (self._measure(sizes_of(self._signature, case), case) for case in cases)
 
-    def _cases_of_forms(self) -> Iterator[ParityCase]:
+    def _cases_of_special_values(self) -> Iterator[ParityCase]:
         """Zeros, equal rows and large values, as far as eager PyTorch returns numbers for them."""
-        sizes = _sizes(self._signature, FORMS_POINT)
+        sizes = _sizes(self._signature, SPECIAL_VALUES_POINT)
         inputs = random_inputs(self._signature, sizes, np.random.default_rng(SEED))
         for change in (np.zeros_like, _repeat_first_row, _enlarge):
             changed = inputs | {name: change(inputs[name]) for name in self._real_inputs}
@@ -227,7 +227,7 @@ class GraphRunner:
         Some kernels of ONNX Runtime ignore NaN, such as that of a maximum.
         """
         inputs = random_inputs(
-            self._signature, _sizes(self._signature, FORMS_POINT), np.random.default_rng(SEED)
+            self._signature, _sizes(self._signature, SPECIAL_VALUES_POINT), np.random.default_rng(SEED)
         )
         for name in self._real_inputs:
             damaged = inputs[name].copy()

@@ -28,15 +28,15 @@ from attention_serving.export.parity import LONGEST
 from attention_serving.export.precision import Precision
 from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
+    PositionalModule,
     Signature,
-    SignedModule,
     arrays_by_name,
     call_eager,
     output_tensors,
     random_inputs,
     shapes_of,
-    standard_layers,
     tensor,
+    without_fused_layers,
 )
 from attention_serving.export.state import Writes
 
@@ -307,7 +307,7 @@ def output_precision(module: nn.Module, signature: Signature) -> Precision | Non
     """The precision that a module rounds an output to, if it is less than float32."""
     inputs = random_inputs(signature, first_sizes(signature), rng())
     tensors = {spec.name: torch.from_numpy(inputs[spec.name]) for spec in signature.inputs}
-    with torch.inference_mode(), standard_layers():
+    with torch.inference_mode(), without_fused_layers():
         leaves = tree_leaves(module(**tensors))
     types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor)}
     return next((precision for dtype, precision in ROUNDED.items() if dtype in types), None)
@@ -390,8 +390,8 @@ def _writes(module: AdaptedModule, signature: Signature, sizes: Mapping[str, int
     tensors = {key: torch.from_numpy(array) for key, array in inputs.items()}
     buffers = {path.rpartition(".")[2]: buffer for path, buffer in module.named_buffers()}
     writes = Writes({**buffers, **tensors})
-    with writes.recording(), torch.inference_mode(), standard_layers():
-        SignedModule(module, signature)(*(tensors[spec.name] for spec in signature.module_inputs))
+    with writes.recording(), torch.inference_mode(), without_fused_layers():
+        PositionalModule(module, signature)(*(tensors[spec.name] for spec in signature.module_inputs))
     return f", at {writes.places[name]}" if name in writes.places else ""
 
 

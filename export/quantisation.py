@@ -50,7 +50,7 @@ SMALLEST_RANGE = np.float32(1e-30)
 ZERO_POINT = np.uint8(128)
 
 
-def lowered(module: nn.Module, precision: Precision) -> nn.Module:
+def in_precision(module: nn.Module, precision: Precision) -> nn.Module:
     """The module to export: the given one, or a copy of it that computes in half precision."""
     dtype = HALF_TYPES.get(precision)
     return module if dtype is None else _HalfPrecision(module, dtype)

@@ -17,7 +17,7 @@ from attention_serving.export.certificate import ProofProvider, sign_artifact
 from attention_serving.export.errors import ExportError
 from attention_serving.export.verify import FAILURE, ArtifactFolder, fail, make_app, show
 
-app = make_app()
+app = make_app(add_completion=False)
 
 
 @app.command()

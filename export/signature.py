@@ -231,7 +231,7 @@ class ExportSpec:
         encoder: For text encoders.
         classifier: For text classifiers and rerankers.
         long_cases: Sizes beyond the parity grid, and what the plain graph must compute for them.
-        has_forms: Whether the plain graph is compared for zeros, equal rows and large values too.
+        compares_special_values: Whether zeros, equal rows and large values are compared too.
         branches: Places of branches on values that the caller accepts as they were traced.
         notes: What the parity report says beside its figures.
         file: Of an ONNX file that exists already.
@@ -252,7 +252,7 @@ class ExportSpec:
     reference: str = ""
     classifier: ClassifierFacts | None = None
     long_cases: Sequence[tuple[Mapping[str, int], GoldenCase]] = ()
-    has_forms: bool = False
+    compares_special_values: bool = False
     branches: Sequence[str] = ()
     notes: Sequence[str] = ()
     file: "FileFacts | None" = None
@@ -389,7 +389,7 @@ def tensor(
     return TensorSpec.model_validate(values | {"exclusive_upper_bound": exclusive_upper_bound})
 
 
-class SignedModule(nn.Module):
+class PositionalModule(nn.Module):
     """Calls a module with the tensors of one signature by position. Returns its outputs as a tuple."""
 
     def __init__(self, module: nn.Module, signature: Signature) -> None:
@@ -479,7 +479,7 @@ def _leaves(output: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 
 
 @contextmanager
-def standard_layers() -> Iterator[None]:
+def without_fused_layers() -> Iterator[None]:
     """Makes PyTorch's transformer layers compute with the operators of their own code while the block runs.
 
     Otherwise a fused operator may take their place, which the exporter does not know, and which returns zeros
@@ -520,8 +520,8 @@ class StandardViews(TorchFunctionMode):
 def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
     """Calls the module in eager PyTorch with arrays by name. Returns tensors in the order of the outputs."""
     tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.module_inputs]
-    with torch.inference_mode(), standard_layers():
-        outputs: tuple[Tensor, ...] = SignedModule(signature.part_of(module), signature)(*tensors)
+    with torch.inference_mode(), without_fused_layers():
+        outputs: tuple[Tensor, ...] = PositionalModule(signature.part_of(module), signature)(*tensors)
     return outputs
 
 

@@ -5,7 +5,7 @@ Exit status: 0 if the certificate and every file are good, 1 if not, 2 if the co
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeAlias
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
@@ -23,12 +23,17 @@ console = Console(highlight=False, markup=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
-def make_app() -> typer.Typer:
-    """An application without commands."""
-    return typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
+def make_app(**options: Any) -> typer.Typer:
+    """An application without commands, with further options of typer."""
+    return typer.Typer(
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **options,
+    )
 
 
-app = make_app()
+app = make_app(add_completion=False)
 
 
 @app.command()

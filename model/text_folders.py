@@ -93,7 +93,10 @@ def _read(path: str | PathLike[str], read: Callable[[Path, dict[str, Any]], M], 
     """The module of a folder, with the errors and warnings of the libraries, and what a run of it shows."""
     folder, options = Path(path), {"local_files_only": True, "trust_remote_code": trusted}
     if not folder.is_dir():
-        raise CheckpointError(f"{path}: is not a folder")
+        raise CheckpointError(
+            f"{path}: is not a folder. Save the model in one: `hf download NAME --local-dir FOLDER` for a "
+            "model of the Hugging Face hub, or SentenceTransformer(NAME).save_pretrained(FOLDER) in Python"
+        )
     if find_spec("sentence_transformers") is None:
         raise CheckpointError('text encoders need more packages: pip install "attention-serving[encoders]"')
     try:

@@ -84,7 +84,8 @@ class Models(Section):
     """Models to load at startup with model_control explicit: names separated by commas, or * for all. Those
     that were loaded when the last server of the repository stopped are added."""
     version_policy: str = "all"
-    """Versions of each model that are served: all, latest, latest:N (the N highest) or specific:V,V."""
+    """Versions of each model that are served: all, which keeps earlier versions loaded beside a new one;
+    latest; latest:N, the N highest; or specific:V,V."""
     max_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = MAX_TOLERANCE
     """Maximum tolerance, relative and absolute, that a model may state. Others are refused."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -22,6 +22,7 @@ application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Create, list and revoke the tokens of a server. A running server takes a change within seconds.",
 )
 FILE_HELP = "The file that the server is given as --tokens; JSON."
@@ -30,6 +31,9 @@ CERTIFICATE_HELP = "Name in a client certificate, instead of a token."
 MAX_CALLS_HELP = "Most inference calls in progress. 0 sets no limit."
 MAX_BYTES_HELP = "Most memory of its requests, such as 64MiB. 0 sets no limit."
 WEIGHT_HELP = "Share of the runs in relation to others."
+REPLACE_HELP = (
+    "Replace an identity of this name, whose token is then refused; without it, the name must be new."
+)
 File = Annotated[Path, typer.Option("--file", metavar="FILE", help=FILE_HELP, envvar="ATTENTION_TOKENS")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")]
 
@@ -44,6 +48,8 @@ def create(
     max_calls: Annotated[int, typer.Option(min=0, help=MAX_CALLS_HELP)] = 0,
     max_bytes: Annotated[str, typer.Option(metavar="SIZE", help=MAX_BYTES_HELP)] = "0",
     queue_weight: Annotated[float, typer.Option(min=0.001, max=1000, help=WEIGHT_HELP)] = 1.0,
+    *,
+    replace: Annotated[bool, typer.Option("--replace", help=REPLACE_HELP)] = False,
 ) -> None:
     """Add an identity. Prints its token, which is stored nowhere and cannot be shown again."""
     token = None if certificate else secrets.token_urlsafe(TOKEN_BYTES)
@@ -60,7 +66,8 @@ def create(
     }
     with _errors(), _locked(file):
         content = token_file.read_file(file) if file.exists() else TokenFile(identities=())
-        token_file.write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
+        kept = (entry for entry in content.identities if not (replace and entry.name == name))
+        token_file.write_file(file, TokenFile(identities=(*kept, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
     typer.echo(f"{name}: {' '.join(rights)}, {until}", err=True)
     if token is not None:

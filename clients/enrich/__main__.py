@@ -15,11 +15,12 @@ except ImportError as error:
     sys.exit(f"error: {error}; install it: pip install './clients/python[enrich]' '.[cpu,enrich]'")
 
 from attention_serving.enrich import enrich
+from attention_serving.server import VERSION
 
 IN_PROCESS = "Without servers"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command()(
+app.command(context_settings={"help_option_names": ["-h", "--help"]})(
     make_command(
         enrich,
         "Add context vectors or embeddings to a table as a new column: on servers, in this process or on "
@@ -31,6 +32,7 @@ app.command()(
             "workers": (IN_PROCESS, "ACTORS", int | None, None),
             "cores_per_worker": (IN_PROCESS, "CORES", int, 1),
         },
+        program=f"attention-enrich {VERSION}",
     )
 )
 

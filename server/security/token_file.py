@@ -113,7 +113,10 @@ class TokenFile(BaseModel):
             if twice:
                 # A hash is not shown: its entry is found by its name.
                 value = f"the {noun} {twice[0]!r}" if isinstance(twice[0], str) else "the same token"
-                raise ValueError(f"two identities have {value}; choose another, or revoke one of them first")
+                raise ValueError(
+                    f"two identities have {value}; choose another, revoke one of them first, or create "
+                    "with --replace"
+                )
         return self
 
 

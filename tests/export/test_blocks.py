@@ -11,7 +11,7 @@ import pytest
 
 from attention_serving.artifact.golden import Arrays
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
-from attention_serving.export.blocks import NotInBlocksError, in_blocks
+from attention_serving.export.blocks import NotInBlocksError, split_into_blocks
 from attention_serving.export.signature import random_inputs
 from attention_serving.model.config import AttentionConfig
 from tests.export.modules import attention, signature, traced
@@ -47,7 +47,7 @@ def test_blocks_of_any_number_of_rows_give_the_result_of_the_whole(
         inputs["attention_mask"][1, :, 3] = False
     whole = traced(config, kind)
     before = onnx_ir.to_proto(whole).SerializeToString(deterministic=True)
-    derived = in_blocks(whole, causal=config.causal)
+    derived = split_into_blocks(whole, causal=config.causal)
     assert onnx_ir.to_proto(whole).SerializeToString(deterministic=True) == before
     operators = [node.op_type for node in derived.graph]
     assert operators.count("Loop") == 1
@@ -83,4 +83,4 @@ def test_a_graph_without_a_form_in_blocks_is_refused(text: str, reason: str) -> 
     proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> {text}')
     model = onnx_ir.passes.common.ShapeInferencePass()(onnx_ir.from_proto(proto)).model
     with pytest.raises(NotInBlocksError, match=reason):
-        in_blocks(model, causal=False)
+        split_into_blocks(model, causal=False)

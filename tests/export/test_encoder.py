@@ -11,6 +11,7 @@ from attention_serving.artifact.golden import golden_cases, token_inputs
 from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.export.__main__ import app
 from attention_serving.export.encoder import encoder_spec
+from attention_serving.export.options import Reference
 from attention_serving.model.text_folders import load_encoder
 from tests.encoders.repository import DIMENSIONS, SENTENCE
 from tests.support import encoders
@@ -48,8 +49,13 @@ def test_an_artifact_has_every_graph_and_the_facts_of_the_encoder(sentence_repos
 
 def test_dimensions_are_below_the_width_and_a_folder_is_described(tmp_path: Path) -> None:
     folder = encoders.save_sentence_model("bert", tmp_path / "bert")
+    encoder = load_encoder(folder)
     with pytest.raises(ValueError, match=r"dimensions=32: must lie in 1\.\.31"):
-        encoder_spec(load_encoder(folder), dimensions=(encoders.WIDTH,))
+        encoder_spec(encoder, dimensions=(encoders.WIDTH,))
+    moved = load_encoder(folder.rename(tmp_path / "moved"))
+    same = [encoder_spec(each, reference=Reference.NONE).identity for each in (encoder, moved)]
+    assert same[0] == same[1]  # an export of a folder that was copied is no other artifact
+    folder = tmp_path / "moved"
     given = ["--encoder", str(folder), "--dimensions", "8", "--truncate", "--describe"]
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output

@@ -10,7 +10,7 @@ import pytest
 
 from attention_serving.artifact.manifest import ATTENTION_GRAPHS, TEXT_ATTENTION_GRAPHS, GraphKind
 from attention_serving.export.errors import ExportError
-from attention_serving.export.graph import finish, trace
+from attention_serving.export.graph import finish_graph, trace
 from attention_serving.export.signature import random_inputs, run_eager
 from attention_serving.model.attention import MultiHeadAttention
 from tests.export.modules import Foreign, Shortened, Specialised, attention, exported, signature
@@ -63,7 +63,7 @@ def test_an_output_without_the_size_of_its_axis_is_refused() -> None:
     ("kind", "says"),
     [
         (Foreign, r"outside the ONNX standard: com\.example\.Twice"),
-        (Specialised, "fixes the size of an axis, or branches on it"),
+        (Specialised, "fixes the size of an axis, loops over it, or branches on it"),
     ],
     ids=["foreign operator", "one length only"],
 )
@@ -71,4 +71,4 @@ def test_a_graph_that_cannot_be_served_is_refused(kind: type[MultiHeadAttention]
     module = attention(kind=kind)
     signed = signature(module, PLAIN)
     with pytest.raises(ExportError, match=says):
-        finish(trace(module, signed).model, signed)
+        finish_graph(trace(module, signed).model, signed)

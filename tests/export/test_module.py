@@ -250,7 +250,7 @@ ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     "a reserved name": (ROWS | {"text": ROWS["x"]}, {}, r"meaning of its own .* inputs={'text': 'my_text'}"),
     "a name twice": (IDS, {"inputs": {"ids": "x"}, **axes(ids=ROW_AXES)}, "must be unique and match"),
     "a mask not stated": (SQUARE, axes(attn_mask=ROW_AXES | {2: "sequence"}), "is a mask; state what"),
-    "a mask of unknown meaning": (MASK, {"masks": {"attention_mask": "hides"}}, "must be None or one of"),
+    "a mask of unknown meaning": (MASK, {"masks": {"attention_mask": "hides"}}, "must be None, .True hides"),
     "one row": (ROWS, {"max_length": 1}, "max_length=1 of axis 'sequence': must be an integer of at least 2"),
 }
 

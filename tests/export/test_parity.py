@@ -12,7 +12,7 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.artifact import GRAPH_FILES
 from attention_serving.export.errors import ParityError
 from attention_serving.export.parity import PARITY_GRID, GraphRunner, ParityCase, report
-from attention_serving.export.precision import FP32_TOLERANCE, TOLERANCES, Precision
+from attention_serving.export.precision import ENCODER_TOLERANCES, FP32_TOLERANCE, TOLERANCES, Precision
 from attention_serving.export.signature import Signature
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.projections import SeparateProjections
@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs/parity.md").read_text()
 
 
 def compare(module: nn.Module, signed: Signature, graph: Path) -> list[ParityCase]:
-    return list(GraphRunner(module, signed, graph, FP32_TOLERANCE).cases({}, (), forms=False))
+    return list(GraphRunner(module, signed, graph, FP32_TOLERANCE).cases({}, (), special_values=False))
 
 
 def test_a_true_graph_passes_at_every_point_and_that_of_other_weights_at_none(artifacts: Path) -> None:
@@ -64,5 +64,13 @@ def test_one_case_outside_the_tolerance_is_refused_with_its_place_and_advice() -
 
 @pytest.mark.parametrize("precision", Precision)
 def test_the_page_of_parity_states_each_tolerance(precision: Precision) -> None:
-    (row,) = [line.split("|") for line in PAGE.splitlines() if line.startswith(f"| {precision} |")]
-    assert (float(row[2]), float(row[3])) == (TOLERANCES[precision].rtol, TOLERANCES[precision].atol)
+    of_modules, of_encoders = TOLERANCES[precision], ENCODER_TOLERANCES[precision]
+    for start, tolerance in (
+        (f"| {precision} |", of_modules),
+        (f"| {precision}, text encoders |", of_encoders),
+    ):
+        (line,) = [line for line in PAGE.splitlines() if line.startswith(start)]
+        if tolerance.cosine is None:
+            assert tuple(map(float, line.split("|")[2:4])) == (tolerance.rtol, tolerance.atol)
+        else:
+            assert f"a cosine of at least {tolerance.cosine:g}" in line

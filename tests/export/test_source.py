@@ -14,6 +14,7 @@ from attention_serving.export.axes import understand
 from attention_serving.export.module import read_inputs
 from attention_serving.export.signature import named_outputs
 from attention_serving.export.source import copy_module, name_inputs
+from attention_serving.model.presets import build_preset
 
 ROWS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
 
@@ -184,6 +185,13 @@ class Masked(nn.Module):
         return self.attention(query, memory, memory, key_padding_mask=mask, need_weights=False)[0]
 
 
+def attend_to_first(query: Tensor, memory: Tensor, memory_len: Tensor) -> Tensor:
+    """Attends to as many keys as the lengths say."""
+    hidden = torch.arange(memory.shape[1]) >= memory_len[:, None]
+    scores = (query @ memory.mT).masked_fill(hidden[:, None], -torch.inf)
+    return scores.softmax(-1) @ memory
+
+
 class Changes(nn.Module):
     """Computes a function."""
 
@@ -218,6 +226,16 @@ AXES: dict[str, tuple[nn.Module, Mapping[str, Tensor], dict[str, dict[int, str]]
         {"query": QUERY, "memory": MEMORY, "valid": MEMORY},
         {"flags": ["input valid: an ordinary input; masks={'valid': 'True attends'}, or --mask "
                    "'valid=True attends', makes it a mask ('True attends' was found to hide rows)"]},
+    ),
+    "lengths": (
+        Changes(attend_to_first), {"query": ROWS, "memory": ROWS, "memory_len": torch.tensor([5, 3])},
+        {"query": QUERY, "memory": MEMORY, "memory_len": BATCH},
+        {"masks": {"memory_len": "lengths of memory_length"}},
+    ),
+    "lengths of a causal module": (
+        build_preset("causal-self-attention"),
+        {"query": torch.randn(2, 5, 16), "key_lengths": torch.tensor([5, 3])},
+        {"query": SEQUENCE, "key_lengths": BATCH}, {"masks": {"key_lengths": "lengths of sequence"}},
     ),
     "the batch second": (
         Masked(batch_first=False),

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from attention_client import AttentionClient, InvalidArgumentError
 from torch import Tensor, nn
@@ -140,16 +139,17 @@ class Strided(nn.Module):
 
 
 class ClassToken(nn.Module):
-    """A class token before rows that a mask may hide."""
+    """A class token before rows that end with the length of their sequence."""
 
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
         self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, x_lengths: Tensor) -> Tensor:
         rows = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
-        encoded: Tensor = self.layer(rows, src_key_padding_mask=F.pad(key_padding_mask, (1, 0)))
+        hidden = torch.arange(rows.shape[1]) > x_lengths[:, None]
+        encoded: Tensor = self.layer(rows, src_key_padding_mask=hidden)
         return encoded
 
 
@@ -175,6 +175,7 @@ class Everyday:
 
 # Axis 1 of an example has the name of its size; it is fixed if it has another size.
 AXES = {3: "length", 5: "memory_length"}
+ROWS = "x_lengths"
 X, HIDDEN = torch.zeros(2, 3, WIDTH), torch.zeros(2, 3, dtype=torch.bool)
 TOKENS, SOURCE = (torch.full((2, length), IDS - 1) for length in AXES)
 # Each shows a layer or a library that neither another one nor tests/data/module_grammar.toml shows.
@@ -208,7 +209,7 @@ FORMS = {
     "columns": Everyday(Columns, {"columns": torch.zeros(2, 6)}, outputs=("context_vectors", "best")),
     "patches": Everyday(Patches, {"image": torch.zeros(2, 4, 8, 8), "question": torch.zeros(2, WIDTH)}),
     "strided": Everyday(Strided, {"x": X}, outputs=("context_vectors", "weights")),
-    "class_token": Everyday(ClassToken, {"x": X, "key_padding_mask": HIDDEN}),
+    "class_token": Everyday(ClassToken, {"x": X, ROWS: torch.tensor([3, 2])}),
 }
 # Some are equal on one axis, and differ on the other.
 LENGTHS = ({3: 7, 5: 5}, {3: 4, 5: 9}, {3: 4, 5: 3}, {3: 7, 5: 3})
@@ -256,6 +257,8 @@ def everyday_client(everyday_server: ServerProcess) -> Iterator[AttentionClient]
 def random_sequence(name: str, example: Tensor, lengths: dict[int, int], rng: np.random.Generator) -> Array:
     """One sequence of an input; of a mask, one that hides nothing."""
     shape = tuple(lengths.get(size, size) if at == 1 else size for at, size in enumerate(example.shape))[1:]
+    if name == ROWS:
+        return np.array(lengths[3])
     if name.endswith("mask"):
         return np.full(shape, not name.endswith("key_padding_mask"), example.numpy().dtype)
     if example.is_floating_point():
@@ -285,7 +288,7 @@ def test_equals_eager(everyday_client: AttentionClient, name: str, precision: Pr
         {key: random_sequence(key, example, lengths, rng) for key, example in everyday.examples.items()}
         for lengths in LENGTHS
     ]
-    vectors = [key for key in everyday.examples if not key.endswith("mask")]
+    vectors = [key for key in everyday.examples if not key.endswith(("mask", ROWS))]
     inputs = {key: [sequence[key] for sequence in sequences] for key in vectors}
     results = everyday_client.infer(model, inputs, outputs=everyday.outputs).outputs
     expected = zip(*(eager(everyday, sequence) for sequence in sequences), strict=True)
@@ -305,7 +308,7 @@ def test_equals_eager_over_the_open_inference_protocol(everyday_server: ServerPr
             {key: random_sequence(key, example, {3: rows}, rng) for key, example in everyday.examples.items()}
             for _ in range(batch)
         ]
-        vectors = [key for key in everyday.examples if not key.endswith("mask")]
+        vectors = [key for key in everyday.examples if not key.endswith(("mask", ROWS))]
         tensors = {key: np.stack([sequence[key] for sequence in sequences]) for key in vectors}
         results = triton.infer(everyday_server.target, f"{name}-fp32", tensors)
         for at, sequence in enumerate(sequences):

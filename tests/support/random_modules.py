@@ -84,6 +84,8 @@ class Mask:
     def encode(self, allowed: Tensor) -> Tensor:
         """What the module takes (B, ...), from booleans (Tk,) or (Tq, Tk), True = may attend."""
         allowed = allowed.expand(1, *self.heads, *allowed.shape)
+        if self.meaning.startswith("lengths"):
+            return allowed.sum(1)
         if self.meaning == "added":
             return torch.where(allowed, 0.0, -math.inf)
         return allowed if self.meaning == "True attends" else ~allowed
@@ -145,6 +147,7 @@ class RandomModule:
             self.lines += self._part(self._further(PARTS, "state"), stream)
         for _ in range(self._pick([1, 1, 2])):
             self.outputs += self._part(self._further(OUTPUTS), stream)
+        self.masks = [self._counted(mask) for mask in self.masks]
         self.form, self.dtype = self._pick(FORMS), self._pick(TYPES)
         self.finds_axes, self.batch_second = (bool(self.rng.random() < part) for part in (0.5, 0.2))
         step = MULTIPLE if "multiple" in self.traits else 1
@@ -159,6 +162,17 @@ class RandomModule:
             for axis in axes
             if self.rng.random() < 0.15 and not (axis in masked or self.finds_axes or self.batch_second)
         }
+
+    def _counted(self, mask: Mask) -> Mask:
+        """Lengths that the module makes its mask of, in place of some masks of keys."""
+        if len(mask.axes) > 1 or mask.optional or self.rng.random() < 0.7:
+            return mask
+        axis = mask.axes[0]
+        rows = next(name for name, (_, axis_of_rows) in self.inputs.items() if axis_of_rows == axis)
+        attends = f"torch.arange({rows}.shape[1]) < {axis}_len[:, None]"
+        forms = {"added": f"torch.where({attends}, 0.0, -math.inf)", "True hides": f"~({attends})"}
+        self.lines.insert(0, f"{mask.name} = {forms.get(mask.meaning, attends)}")
+        return Mask(f"{axis}_len", f"lengths of {axis}", mask.axes)
 
     def _further(self, groups: Mapping[str, list[str]], *rare: str) -> list[str]:
         """Parts of groups: usually of rows and mixing, or of a rare one."""
@@ -315,7 +329,10 @@ class RandomModule:
         for mask in self.masks:
             allowed = torch.ones([self.sizes[axis] for axis in mask.axes], dtype=torch.bool)
             tensors[mask.name] = mask.encode(allowed).repeat_interleave(self.batch, 0)
-            axes[mask.name] = {0: "batch"} | dict(enumerate(mask.axes, 1 + len(mask.heads)))
+            axes_of_mask = dict(enumerate(mask.axes, 1 + len(mask.heads)))
+            axes[mask.name] = {0: "batch"} | {
+                at: axis for at, axis in axes_of_mask.items() if at < tensors[mask.name].ndim
+            }
         export_module(
             self.build(folder),
             {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in tensors.items()},

@@ -18,11 +18,15 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 
 QUERY = pb.Tensor(name="query", data_type=pb.DATA_TYPE_FP32, axes=[pb.Axis(name="batch"), pb.Axis(size=8)])
 MASK = pb.Tensor(name="mask", data_type=pb.DATA_TYPE_BOOL, axes=[pb.Axis(name="batch")], optional=True)
+IDS = pb.Tensor(
+    name="ids", data_type=pb.DATA_TYPE_INT64, axes=[pb.Axis(size=2)], exclusive_upper_bounds=[9, 5]
+)
 MODEL = pb.Model(
     name="m",
     version="3",
     state=pb.Model.STATE_READY,
-    inputs=[QUERY, MASK],
+    inputs=[QUERY, MASK, IDS],
+    accepts_text=True,
     num_heads=HEADS,
     parity=pb.Parity(relative_tolerance=1.3e-6, absolute_tolerance=1e-5, measured_max_abs_error=8.3e-7),
     cost=pb.Cost(flops_per_query=1000, flops_per_key=2000, flops_per_pair=16),
@@ -77,8 +81,9 @@ def test_a_reader_that_stops_ends_a_command_without_a_word(target: str):
 
 def test_models_are_listed_with_why_one_failed(run: Any):
     lines = run("models").splitlines()
-    assert lines[1].split() == ["m", "3", "ready", "8.3e-07", "query", "float32", "(batch,", "8)"]
+    assert lines[1].split() == ["m", "3", "ready", "yes", "8.3e-07", "query", "float32", "(batch,", "8)"]
     assert lines[2].split() == ["mask", "bool", "(batch)", "optional"]
+    assert lines[4].split() == ["failed", "1", "failed", "-", "-", "-"]
     assert lines[-1] == "failed 1: failed: missed tolerance"
 
 
@@ -86,6 +91,7 @@ def test_a_description_states_everything_and_what_is_unknown(run: Any):
     lines = dict(line.split(maxsplit=1) for line in run("describe", "m", "--version", "3").splitlines())
     assert (lines["state"], lines["num_heads"], lines["cost.flops_per_key"]) == ("ready", "3", "2000")
     assert (lines["inputs[1]"], lines["parity.absolute_tolerance"]) == ("mask bool (batch) optional", "1e-05")
+    assert lines["inputs[2]"] == "ids int64 (2) 0 <= id < 9, 5 by column"
     lines = dict(line.split(maxsplit=1) for line in run("describe", "--model", "failed").splitlines())
     assert (lines["state_reason"], lines["num_heads"], lines["parity"]) == ("missed tolerance", "-", "-")
 
@@ -94,6 +100,12 @@ def test_health(run: Any):
     assert run("health", "--max-message-bytes", 1024) == "ready\n"
     assert run("health", "--wait", "--json") == '{"ready": true}\n'
     assert "was not ready within 0.2 s" in failing(1, *UNREACHABLE, "health", "--wait", "--timeout", "0.2")
+
+
+@pytest.mark.parametrize("command", ["", "models", "attend", "context put", "enrich"])
+def test_every_command_has_a_short_option_for_its_help(command: str):
+    done = runner.invoke(app, [*command.split(), "-h"])
+    assert (done.exit_code, "Usage" in done.stdout) == (0, True)
 
 
 def test_every_command_prints_json(run: Any):

@@ -16,7 +16,10 @@ def test_every_field_is_read():
         pb.Model(
             name="m",
             state=pb.Model.STATE_READY,
-            inputs=[pb.Tensor(name="query", data_type=pb.DATA_TYPE_FP32, axes=axes)],
+            inputs=[
+                pb.Tensor(name="query", data_type=pb.DATA_TYPE_FP32, axes=axes),
+                pb.Tensor(name="ids", data_type=pb.DATA_TYPE_INT64, exclusive_upper_bounds=[10, 20]),
+            ],
             parity=pb.Parity(relative_tolerance=1e-4, absolute_tolerance=1e-5, measured_max_abs_error=2e-7),
             cost=pb.Cost(flops_per_query=1, flops_per_key=2, flops_per_pair=3),
             text_encoder=pb.TextEncoder(num_layers=2, embedding_width=32, dimensions=[8], prompts=["query"]),
@@ -24,9 +27,10 @@ def test_every_field_is_read():
         )
     )
     query = TensorInfo("query", "float32", ("batch", "length", 768), optional=False)
+    ids = TensorInfo("ids", "int64", (), optional=False, exclusive_upper_bounds=(10, 20))
     assert (found.name, found.state, found.inputs) == (
         "m", "ready",
-        (dataclasses.replace(query, max_lengths={"length": 512}, length_multiples={"length": 8}),),
+        (dataclasses.replace(query, max_lengths={"length": 512}, length_multiples={"length": 8}), ids),
     )  # fmt: skip
     assert (found.parity, found.cost) == (ParityInfo(1e-4, 1e-5, 2e-7), CostInfo(1, 2, 3))
     assert found.text_encoder == EncoderInfo(2, 32, False, (8,), ("query",), "", False)  # noqa: FBT003

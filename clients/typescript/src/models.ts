@@ -33,6 +33,8 @@ export interface TensorInfo {
   readonly minLengths: Readonly<Record<string, number>>;
   /** What sizes must be a multiple of, by the name of the axis. */
   readonly lengthMultiples: Readonly<Record<string, number>>;
+  /** Ids are from 0 to below this number, or to below one number for each column; empty if any integer is accepted. */
+  readonly exclusiveUpperBounds: readonly number[];
 }
 
 /** The tolerance to the judge's results: |served - judge's| <= absolute + relative * |judge's|. */
@@ -129,7 +131,7 @@ function stateName(state: State): ModelInfo["state"] {
   return state === State.FAILED ? "failed" : "unknown";
 }
 
-function tensorInfo({ name, dataType, axes, optional }: Tensor): TensorInfo {
+function tensorInfo({ name, dataType, axes, optional, exclusiveUpperBounds }: Tensor): TensorInfo {
   const limits = (limit: "maxLength" | "minLength" | "lengthMultiple") =>
     Object.fromEntries(
       axes.filter((axis) => axis[limit] > 0n).map((axis) => [axis.name, Number(axis[limit])]),
@@ -142,5 +144,6 @@ function tensorInfo({ name, dataType, axes, optional }: Tensor): TensorInfo {
     maxLengths: limits("maxLength"),
     minLengths: limits("minLength"),
     lengthMultiples: limits("lengthMultiple"),
+    exclusiveUpperBounds: exclusiveUpperBounds.map(Number),
   };
 }

@@ -12,6 +12,7 @@ import pytest
 from attention_client._values import AnyResult
 from attention_client.enrich import EnrichError, plan
 from attention_client.enrich.backends import BackendRequest
+from attention_client.enrich.cli import _text
 from attention_client.enrich.options import Role
 
 from attention_serving.enrich import enrich
@@ -124,6 +125,11 @@ def test_finished_work_is_kept_whatever_its_rows(
     assert sum(computed) == 400 - rows
     whole = enrich(source, tmp_path / "whole.parquet", **options)
     assert (summary.resumed_rows, summary.tokens) == (recorded * batch_rows, whole.tokens)
+    now = summary.tokens - summary.resumed_tokens
+    assert (now < whole.tokens) == bool(recorded)
+    assert f"\n{now:,} tokens in {summary.seconds:,.1f} s, {summary.tokens_per_second:,.0f} " in _text(
+        summary
+    )
     assert read(output).equals(read(tmp_path / "whole.parquet"), check_metadata=True)
 
 

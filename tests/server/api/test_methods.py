@@ -88,6 +88,11 @@ def test_an_attention_model_is_described_with_heads_and_cost(self_model: LoadedM
     )
 
 
+def test_the_ids_that_a_model_takes_are_described(text_model: LoadedModel) -> None:
+    bounds = [list(tensor.exclusive_upper_bounds) for tensor in describe(text_model).inputs]
+    assert bounds[0] == [text_model.inputs[0].exclusive_upper_bound]
+
+
 def test_what_is_unknown_of_a_model_is_absent(self_model: LoadedModel) -> None:
     graphs = {GraphKind.PLAIN: self_model.manifest.graphs[GraphKind.PLAIN]}
     unknown = {"num_heads": 0, "cost": UNKNOWN_COST, "graphs": graphs}

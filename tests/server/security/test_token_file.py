@@ -123,6 +123,8 @@ def test_a_token_is_printed_once_known_to_the_file_and_revoked(file: Path) -> No
     in_90_days = (datetime.now(UTC) + timedelta(days=90)).timestamp()
     assert identity.expires == pytest.approx(in_90_days, abs=60)
     assert token not in file.read_text() + done.stderr
+    other = create("one", "--replace").stdout.strip()
+    assert [table_in(file).get(digest_of(each)) is None for each in (token, other)] == [True, False]
     create("two")
     assert run("revoke", "one").exit_code == 0
     assert [entry.name for entry in read_file(file).identities] == ["two"]
@@ -143,7 +145,7 @@ def test_list_shows_name_rights_and_end_and_no_hash(file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ("create one --right read", "two identities have the name 'one'; choose another, or revoke"),
+        ("create one --right read", "two identities have the name 'one'; choose another, revoke one"),
         ("create two --right read --certificate a.example", "have the certificate 'a.example'"),
         ("create two --right write", "rights: 'write' is not a right; must be infer:PATTERN"),
         ("create two --right read --max-bytes many", "max_bytes: "),

@@ -35,6 +35,8 @@ class TensorInfo:
             limited by the model.
         min_lengths: Smallest sizes, likewise; axes without one may have the size 1.
         length_multiples: What sizes must be a multiple of, likewise; axes without one may have any size.
+        exclusive_upper_bounds: For an input of ids: ids are from 0 to below this number, or to below one
+            number for each column; empty if any integer is accepted.
     """
 
     name: str
@@ -44,17 +46,19 @@ class TensorInfo:
     max_lengths: Mapping[str, int] = field(default_factory=dict, hash=False)
     min_lengths: Mapping[str, int] = field(default_factory=dict, hash=False)
     length_multiples: Mapping[str, int] = field(default_factory=dict, hash=False)
+    exclusive_upper_bounds: tuple[int, ...] = ()
 
     @classmethod
     def from_proto(cls, tensor: pb.Tensor) -> Self:
         """Reads the protobuf message."""
         axes = tuple(axis.name or axis.size for axis in tensor.axes)
         data_type = _DATA_TYPES.get(tensor.data_type, UNKNOWN)
-        limits = (
-            {axis.name: getattr(axis, name) for axis in tensor.axes if getattr(axis, name)}
+        limits: dict[str, Any] = {
+            f"{name}s": {axis.name: getattr(axis, name) for axis in tensor.axes if getattr(axis, name)}
             for name in ("max_length", "min_length", "length_multiple")
-        )
-        return cls(tensor.name, data_type, axes, tensor.optional, *limits)
+        }
+        limits["exclusive_upper_bounds"] = tuple(tensor.exclusive_upper_bounds)
+        return cls(tensor.name, data_type, axes, tensor.optional, **limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ app = typer.Typer(
     help="Compute context vectors on an attention server and inspect its models.",
     epilog="Exit codes: 0 success, 1 the call failed, 2 wrong usage.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 

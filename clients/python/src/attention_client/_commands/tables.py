@@ -31,13 +31,17 @@ def print_json(value: object) -> None:
 
 
 def print_models(models: Sequence[ModelInfo]) -> None:
-    """Prints one row for each model and further ones for its other inputs, and why models failed."""
-    rows: list[_Row] = [("MODEL", "VERSION", "STATE", "MAX ERROR", "INPUTS")]
+    """Prints one row for each model and further ones for its other inputs, and why models failed.
+
+    The column TEXT says which models take texts.
+    """
+    rows: list[_Row] = [("MODEL", "VERSION", "STATE", "TEXT", "MAX ERROR", "INPUTS")]
     for model in models:
         error = f"{model.parity.measured_max_abs_error:.1e}" if model.parity else "-"
         first, *further = [_tensor(tensor) for tensor in model.inputs] or ["-"]
-        rows.append((model.name, model.version, model.state, error, first))
-        rows += [("", "", "", "", text) for text in further]
+        text = "yes" if model.accepts_text else "-"
+        rows.append((model.name, model.version, model.state, text, error, first))
+        rows += [("", "", "", "", "", tensor) for tensor in further]
     typer.echo(table(rows), nl=False)
     for model in models:
         if model.state_reason:
@@ -100,16 +104,19 @@ def _values(name: str, value: Any) -> Iterator[_Row]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from _values(f"{name}.{field.name}".lstrip("."), getattr(value, field.name))
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple) and value:
         for index, item in enumerate(value):
             yield from _values(f"{name}[{index}]", item)
     else:
-        yield name, "-" if value in (None, "") else str(value)
+        yield name, "-" if value in (None, "", ()) else str(value)
 
 
 def _tensor(tensor: TensorInfo) -> str:
     axes = ", ".join(_axis(axis, tensor) for axis in map(str, tensor.axes))
-    return f"{tensor.name} {tensor.data_type} ({axes}){' optional' if tensor.optional else ''}"
+    bounds = tensor.exclusive_upper_bounds
+    columns = " by column" if len(bounds) > 1 else ""
+    ids = f" 0 <= id < {', '.join(map(str, bounds))}{columns}" if bounds else ""
+    return f"{tensor.name} {tensor.data_type} ({axes}){ids}{' optional' if tensor.optional else ''}"
 
 
 def _axis(axis: str, tensor: TensorInfo) -> str:

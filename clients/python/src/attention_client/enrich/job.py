@@ -162,9 +162,15 @@ def _run(plan: JobPlan, target: Location, runner: ChunkRunner) -> Summary:
         raise
     journal.remove()
     seconds = time.monotonic() - started
-    rate = tokens / seconds
     return _summary(
-        plan, target, figures, rejects, resumed_rows=earlier, seconds=seconds, tokens_per_second=rate
+        plan,
+        target,
+        figures,
+        rejects,
+        resumed_rows=earlier,
+        resumed_tokens=figures.tokens - tokens,
+        seconds=seconds,
+        tokens_per_second=tokens / seconds,
     )
 
 

@@ -87,8 +87,9 @@ class Summary:
         truncated: Rows of which the text was cut to the tokens that the model takes.
         tokens: Query and key rows that were computed.
         resumed_rows: How many of the rows earlier, interrupted runs had computed.
+        resumed_tokens: How many of the tokens earlier, interrupted runs had computed.
         seconds: How long this run took.
-        tokens_per_second: The tokens that this run computed, divided by `seconds`.
+        tokens_per_second: The tokens that this run computed, `tokens - resumed_tokens`, divided by `seconds`.
         model: Name of the model.
         version: Version of the model.
         parity_error: Largest absolute difference from the golden vectors that the backend measured; None if
@@ -110,6 +111,7 @@ class Summary:
     truncated: int = 0
     tokens: int = 0
     resumed_rows: int
+    resumed_tokens: int = 0
     seconds: float = 0.0
     tokens_per_second: float = 0.0
     model: str

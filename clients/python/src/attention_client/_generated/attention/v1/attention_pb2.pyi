@@ -1141,6 +1141,7 @@ class Tensor(_message.Message):
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     AXES_FIELD_NUMBER: _builtins.int
     OPTIONAL_FIELD_NUMBER: _builtins.int
+    EXCLUSIVE_UPPER_BOUNDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name, as in the ONNX graph and in the Open Inference Protocol."""
     data_type: Global___DataType.ValueType
@@ -1153,6 +1154,12 @@ class Tensor(_message.Message):
     def axes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Axis]:
         """Axes, outermost first."""
 
+    @_builtins.property
+    def exclusive_upper_bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For an input of ids: ids are from 0 to below this number, or to below one number
+        for each column. Empty if any integer is accepted.
+        """
+
     def __init__(
         self,
         *,
@@ -1160,10 +1167,11 @@ class Tensor(_message.Message):
         data_type: Global___DataType.ValueType = ...,
         axes: _abc.Iterable[Global___Axis] | None = ...,
         optional: _builtins.bool = ...,
+        exclusive_upper_bounds: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["axes", b"axes", "data_type", b"data_type", "name", b"name", "optional", b"optional"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["axes", b"axes", "data_type", b"data_type", "exclusive_upper_bounds", b"exclusive_upper_bounds", "name", b"name", "optional", b"optional"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
