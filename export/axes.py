@@ -224,7 +224,8 @@ class _Trials:
     def _names(outputs: Any) -> tuple[list[str], list[str]]:
         tensors, omitted = named_outputs(outputs)
         if len(tensors) == 1 and next(iter(tensors)) in ("", "0"):
-            return [CONTEXT_VECTORS], omitted
+            is_score = next(iter(tensors.values())).shape[1:] in ((), (1,))
+            return ["scores" if is_score else CONTEXT_VECTORS], omitted
         return [f"output_{path}" if path.isdecimal() else path for path in tensors], omitted
 
     def _draw(self, name: str, tensor: Tensor) -> Tensor:

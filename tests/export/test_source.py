@@ -215,7 +215,8 @@ AXES: dict[str, tuple[nn.Module, Mapping[str, Tensor], dict[str, dict[int, str]]
     "one sequence": (Block(), {"x": ROWS}, {"x": SEQUENCE}, {}),
     "one row": (Block(), {"x": ROWS[:, :1]}, {"x": SEQUENCE}, {}),
     "columns": (nn.Linear(8, 3), {"input": ROWS[:, 0]}, {"input": BATCH}, {}),
-    "numbers": (Changes(lambda x: x * 2), {"x": ROWS[:, 0, 0]}, {"x": BATCH}, {}),
+    "numbers": (Changes(lambda x: x * 2), {"x": ROWS[:, 0, 0]}, {"x": BATCH},
+                {"output_names": ["scores"]}),
     "images": (nn.Conv2d(3, 4, 2), {"input": torch.randn(2, 3, 8, 8)}, {"input": BATCH}, {}),
     "sizes that coincide": (
         Masked(), cross("padding_mask"),

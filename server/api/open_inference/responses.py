@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
@@ -29,7 +29,7 @@ from attention_serving.server.api.tensors import (
 from attention_serving.server.api.wire import Parsed, field_header
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import Array, DecodedRequest, Result
+from attention_serving.server.engine.types import Array, DecodedRequest, Ragged, Result
 
 # The parameter of a response that names the texts that were cut, by their indices.
 TRUNCATED = "truncated"
@@ -166,9 +166,9 @@ def plan_reply(
     if padded_axes:
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reservation.add(2 * size)
-    # A timeout counts from the arrival of its request, and regions can be replaced.
+    # A timeout counts from the arrival of its request, regions can be replaced, and padding shows in values.
     is_cacheable = requests.TIMEOUT not in message.parameters and not is_shared
-    is_cacheable = is_cacheable and WARNING not in response.parameters
+    is_cacheable = is_cacheable and next(_perhaps_padded(message, decoded, model), None) is None
     return ReplyTemplate(partial(_encode, response, planned), is_cacheable=is_cacheable)
 
 
@@ -217,28 +217,31 @@ def _response(
     response.parameters[MODEL_DIGEST].string_param = model.digest
     if decoded.truncated:
         response.parameters[TRUNCATED].string_param = ",".join(map(str, decoded.truncated))
-    if _ends_in_zeros(message, decoded, model):
+    if any(map(_ends_in_zeros, _perhaps_padded(message, decoded, model))):
         response.parameters[WARNING].string_param = PADDING_WARNING
     if in_stream and WANTS_FINAL in message.parameters and message.parameters[WANTS_FINAL].bool_param:
         response.parameters[IS_FINAL].bool_param = True
     return response
 
 
-def _ends_in_zeros(message: pb.ModelInferRequest, decoded: DecodedRequest, model: LoadedModel) -> bool:
-    """Whether a sequence of several ends in zeros that nothing marks as padding, where a module has masks."""
+def _perhaps_padded(
+    message: pb.ModelInferRequest, decoded: DecodedRequest, model: LoadedModel
+) -> Iterator[Ragged]:
+    """Inputs of several sequences, for whose padding the module has a mask and the request has no lengths."""
     masked_axes = model.manifest.lengths.values()
-    if not masked_axes or decoded.mask is not None:
-        return False
-    if any(tensor.name in model.axes_of_lengths for tensor in message.inputs):
-        return False
-    for spec in model.inputs:
-        ragged = decoded.inputs.get(spec.name)
-        if ragged is not None and spec.length_axis in masked_axes and len(ragged.lengths) > 1:
-            length = ragged.lengths[0]  # that of all, padding included
-            last_rows = ragged.rows[length - 1 :: length].reshape(len(ragged.lengths), -1)  # (B, d)
-            if length > 1 and not last_rows.any(axis=1).all():
-                return True
-    return False
+    has_lengths = any(tensor.name in model.axes_of_lengths for tensor in message.inputs)
+    if masked_axes and decoded.mask is None and not has_lengths:
+        for spec in model.inputs:
+            ragged = decoded.inputs.get(spec.name)
+            if ragged is not None and spec.length_axis in masked_axes and len(ragged.lengths) > 1:
+                yield ragged
+
+
+def _ends_in_zeros(ragged: Ragged) -> bool:
+    """Whether one of several sequences of equal lengths ends in zeros."""
+    length = ragged.lengths[0]
+    last_rows = ragged.rows[length - 1 :: length].reshape(len(ragged.lengths), -1)  # (B, d)
+    return length > 1 and not last_rows.any(axis=1).all()
 
 
 def output_type(field: str, parameters: Parameters) -> str:
