@@ -65,8 +65,8 @@ wheels: env ## build the wheels of the service and of the client into dist/, bes
 	for project in . clients/python; do $(PYTHON) -m build --outdir dist $$project || exit 1; done
 	cp constraints.txt dist
 
-wheels-check: env ## build the wheels, and run the demo from them with the pinned and with the oldest dependencies
-	$(PYTHON) -m scripts.check_wheels
+wheels-check: env ## run the demo from the wheels, with pinned and oldest dependencies; CHECK="--python python3.13" on another Python
+	$(PYTHON) -m scripts.check_wheels $(CHECK)
 
 lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m ruff check

@@ -2,8 +2,8 @@
 
 The demo and examples/own_module run there with the oldest version of each direct dependency that
 pyproject.toml accepts, and again with those of constraints.txt. PyTorch has its pinned version in both.
-`--python python3.13 --without-pytorch` checks the server, the client and enrichment on another Python: with the
-versions of constraints.txt they serve an artifact that this Python exported.
+`--python python3.13` runs them with another Python, for which the oldest versions have no wheels, and
+`--without-pytorch` checks the server, the client and enrichment only: they serve what this Python exported.
 """
 
 import argparse
@@ -18,8 +18,15 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("cpu", "export", "enrich")
-COMMANDS = ("attention-server", "attention-export", "attention-enrich", "attention-client")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {"cpu", "export", "enrich"}
+# The commands, with the option that prints their version.
+COMMANDS = {
+    "attention-server": "--version",
+    "attention-client": "--version",
+    "attention-enrich": "--tool-version",
+    "attention-export": "--tool-version",
+}
 # Enriches a table on a server and in process, where PyTorch is not installed.
 SERVE = """
 import importlib.util
@@ -49,14 +56,15 @@ def check(folder: Path, python: str, *, has_pytorch: bool) -> None:
     shutil.copytree(ROOT / "examples/own_module", folder / "own_module")
     (folder / "oldest.txt").write_text("\n".join(oldest()))
     client, serving = sorted((folder / "dist").glob("attention_*.whl"))
-    extras = EXTRAS if has_pytorch else tuple(extra for extra in EXTRAS if extra != "export")
-    wheels = [f"{serving}[{','.join(extras)}]", f"{client}[cli,enrich]"]
+    extras = ",".join(sorted(EXTRAS if has_pytorch else EXTRAS - {"export"}))
+    wheels = [f"{serving}[{extras}]", f"{client}[cli,enrich]"]
     if not has_pytorch:
         _install(programs, ROOT / "constraints.txt", wheels)
         _run(sys.executable, "-m", "scripts.export_demo_models", "--repository", folder / "models", cwd=ROOT)
         _run(programs / "python", "-c", SERVE, cwd=folder)
         return
-    for constraints in (folder / "oldest.txt", ROOT / "constraints.txt"):
+    pinned = ROOT / "constraints.txt"
+    for constraints in (folder / "oldest.txt", pinned) if python == sys.executable else (pinned,):
         _install(programs, constraints, wheels)
         _run(programs / "python", folder / "own_module/main.py")
         repository = folder / constraints.stem
@@ -64,18 +72,22 @@ def check(folder: Path, python: str, *, has_pytorch: bool) -> None:
 
 
 def _install(programs: Path, constraints: Path, wheels: list[str]) -> None:
+    """Installs the wheels; every command then starts, and has the version of the wheels."""
     print(f"\nwith {constraints.name}", flush=True)
     _run(programs / "pip", "install", "--quiet", "--no-compile", "--constraint", constraints, *wheels)
-    for command in COMMANDS:
-        _run(programs / command, "--help", stdout=subprocess.DEVNULL)
+    version = PROJECT["version"]
+    for command, option in COMMANDS.items():
+        if command != "attention-export" or "export" in wheels[0]:
+            done = subprocess.run([programs / command, option], capture_output=True, text=True, check=True)  # noqa: S603
+            if done.stdout.split()[-1] != version:
+                raise RuntimeError(f"{command} {option}: {done.stdout.strip()}; the wheel has {version}")
 
 
 def oldest() -> list[str]:
     """Constraints to the lower bounds of the wheel's requirements."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = list(project["dependencies"])
+    requirements = list(PROJECT["dependencies"])
     for extra in EXTRAS:
-        requirements += project["optional-dependencies"][extra]
+        requirements += PROJECT["optional-dependencies"][extra]
     constraints = {}
     for requirement in map(Requirement, requirements):
         (lowest,) = (bound.version for bound in requirement.specifier if bound.operator == ">=")
@@ -93,8 +105,12 @@ def _run(*command: object, cwd: Path | None = None, stdout: int | None = None) -
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build the wheels and run them in an empty environment.")
-    parser.add_argument("--python", default=sys.executable, help="the Python of the environment; default: this one")
-    parser.add_argument("--without-pytorch", action="store_true", help="serve artifacts that this Python exports")
+    parser.add_argument(
+        "--python", default=sys.executable, help="the Python of the environment; default: this one"
+    )
+    parser.add_argument(
+        "--without-pytorch", action="store_true", help="serve artifacts that this Python exports"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as empty:
         check(Path(empty), options.python, has_pytorch=not options.without_pytorch)

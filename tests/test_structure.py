@@ -7,15 +7,18 @@ Imports are read from the syntax trees: those at any depth, and those for type c
 """
 
 import ast
+import json
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import attention_client
 import pytest
 
-from attention_serving import server
+from attention_serving import export, server
 from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -165,6 +168,17 @@ def test_a_server_loads_no_pytorch_nor_opentelemetry_and_a_supervisor_neither_th
     assert {"onnxruntime", "grpc", "numpy"} & help_page == set()
 
 
-def test_the_version_is_that_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (project["name"], project["version"]) == (server.NAME, server.VERSION)
+def test_all_programs_wheels_and_images_have_one_version() -> None:
+    paths = ("pyproject.toml", "clients/python/pyproject.toml")
+    service, client = (tomllib.loads((ROOT / path).read_text())["project"] for path in paths)
+    image = re.search(r"^ARG VERSION=(.+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    package = json.loads((ROOT / "clients/typescript/package.json").read_text())
+    sources = {"client": client, "package": package, "image": {"version": image and image[1]}}
+    assert service["name"] == server.NAME
+    versions = {name: source["version"] for name, source in sources.items()}
+    versions |= {"server": server.VERSION, "export": export.VERSION, "library": attention_client.__version__}
+    assert versions == dict.fromkeys(versions, service["version"])
+    page = (ROOT / "docs/your-own-project.md").read_text()
+    assert set(re.findall(r"/attention_\w+-([\d.]+)-", page)) == {service["version"]}
+    shown = run_python("-m", "clients.enrich", "--tool-version").stdout
+    assert shown == f"attention-enrich {service['version']}\n"

@@ -15,6 +15,7 @@ except ImportError as error:
     sys.exit(f"error: {error}; install it: pip install './clients/python[enrich]' '.[cpu,enrich]'")
 
 from attention_serving.enrich import enrich
+from attention_serving.server import VERSION
 
 IN_PROCESS = "Without servers"
 
@@ -31,6 +32,7 @@ app.command(context_settings={"help_option_names": ["-h", "--help"]})(
             "workers": (IN_PROCESS, "ACTORS", int | None, None),
             "cores_per_worker": (IN_PROCESS, "CORES", int, 1),
         },
+        program=f"attention-enrich {VERSION}",
     )
 )
 

@@ -2,9 +2,11 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +52,7 @@ def programs() -> list[str]:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The server of the second shell, after `make demo`, in a folder that looks like the checkout."""
     folder = tmp_path_factory.mktemp("checkout")
-        # Not what a user's commands wrote.
+    # Not what a user's commands wrote.
     for name in {path.partition("/")[0] for path in tracked_files()} - {REPOSITORY}:
         (folder / name).symlink_to(ROOT / name)
     (models,) = cached_repositories(DEMO)
@@ -60,14 +62,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
-def run(server: ServerProcess, text: str, *, is_python: bool) -> str:
-    """Runs a block in the folder of the server; returns what it prints."""
-    text = text.replace(DOCUMENTED_TARGET, server.target)
+def run(folder: Path, target: str, text: str, *, is_python: bool) -> str:
+    """Runs a block in a folder, for the server of a target; returns what it prints."""
+    text = text.replace(DOCUMENTED_TARGET, target)
     text = text.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
     result = subprocess.run(
         [sys.executable, "-c", text] if is_python else ["/bin/sh", "-ec", text],
-        cwd=server.log.parent,
-        env={**os.environ, "ATTENTION_SERVER": server.target},
+        cwd=folder,
+        env={**os.environ, "ATTENTION_SERVER": target},
         capture_output=True,
         text=True,
         timeout=300,
@@ -84,7 +86,7 @@ def test_the_blocks_of_readme_work_in_their_order(demo: ServerProcess) -> None:
     assert len(found) > 8
     for language, text in [*found, *(each for each in found if " -m clients.enrich" in each[1])]:
         if not text.startswith("make ") and "-m server" not in text and SLOW not in text:
-            run(demo, text, is_python=language == "python")
+            run(demo.log.parent, demo.target, text, is_python=language == "python")
     served, here = (
         pq.read_table(demo.log.parent / f"{name}.parquet")["context_vectors"].to_pylist()
         for name in ("served", "here")
@@ -98,4 +100,23 @@ def test_a_block_or_command_of_a_page(demo: ServerProcess, text: str) -> None:
     is_python = "import " in text
     if text.startswith("attention-client "):
         text = f".venv/bin/{text}"
-    assert run(demo, text, is_python=is_python).strip() or is_python
+    assert run(demo.log.parent, demo.target, text, is_python=is_python).strip() or is_python
+
+
+@pytest.mark.thorough
+def test_the_page_of_a_new_project_works_in_an_empty_folder(tmp_path: Path) -> None:
+    # The first block installs what this environment has, the last one starts a container.
+    _, *found, _ = blocks("docs/your-own-project.md")
+    target, call = DOCUMENTED_TARGET, ""
+    with ExitStack() as stack:
+        for language, text in found:
+            if "attention-server" in text:
+                server = serving(tmp_path / REPOSITORY, tmp_path / "log", *shlex.split(text)[3:])
+                target = stack.enter_context(server).target
+                continue
+            shown = run(tmp_path, target, text, is_python=language == "python")
+            if language == "python":
+                call = text
+                assert shown == "1 [(5, 64), (2, 64)]\n"
+        while shown != "2 [(5, 64), (2, 64)]\n":
+            shown = run(tmp_path, target, call, is_python=True)

@@ -83,12 +83,34 @@ def _parameters(run: Callable[..., Summary], further: Mapping[str, Option]) -> I
     yield from secure_options(SERVERS)
 
 
+def version_option(program: str) -> Parameter:
+    """Prints the name and the version of a program. `--version` is the model's."""
+
+    def show(requested: bool) -> None:  # noqa: FBT001 - as typer calls it
+        if requested:
+            typer.echo(program)
+            raise typer.Exit
+
+    option = typer.Option(
+        "--tool-version",
+        "-V",
+        help="Show the version of this program and exit.",
+        is_eager=True,
+        callback=show,
+        expose_value=False,
+    )
+    return Parameter(
+        "tool_version", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+    )
+
+
 def make_command(
     run: Callable[..., Summary],
     description: str,
     *,
     default_servers: Callable[[], Sequence[str]] = list,
     further: Mapping[str, Option] = {},
+    program: str = "",
 ) -> Callable[..., None]:
     """The command of a function like `enrich`.
 
@@ -97,6 +119,7 @@ def make_command(
         description: What `--help` says.
         default_servers: The servers if none is named.
         further: Further options of the function, whose docstring says what they mean.
+        program: Name and version, for a command that shows them.
 
     Arguments of the command:
         source: Path or URL of a Parquet or Arrow file, or of a folder of them.
@@ -135,7 +158,7 @@ def make_command(
             raise typer.Exit(INTERRUPTED) from None
         sys.stdout.write(_json(summary) if as_json else _text(summary))
 
-    set_parameters(command, list(_parameters(run, further)))
+    set_parameters(command, [*_parameters(run, further), *([version_option(program)] if program else [])])
     command.__doc__ = description
     return command
 
