@@ -967,9 +967,10 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
 
   /**
    * Context vectors: one row for each query row, in the order of the request. For
-   * non-attention modules, the first output; `outputs` has all of them. If the request asked for embeddings,
-   * one row for each sequence; with spans, one row for each span, and so a length
-   * of 0 for a sequence without spans.
+   * non-attention modules, the first output; a request that names its inputs gets all
+   * of them, in `outputs`. If the request asked for embeddings, one row for each
+   * sequence; with spans, one row for each span, and so a length of 0 for a sequence
+   * without spans.
    *
    * @generated from field: attention.v1.VectorSequences context_vectors = 3;
    */
@@ -1009,8 +1010,8 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
   tokenOffsets?: Spans | undefined;
 
   /**
-   * The outputs, if the request names its inputs; the fields above are then absent
-   * except for the model's name and version. If every input has the batch axis, so
+   * The outputs, if the request names its inputs; of the other fields, only the
+   * model's name, version and digest are then present. If every input has the batch axis, so
    * has every output; otherwise there is one tensor for each sequence.
    *
    * @generated from field: repeated attention.v1.NamedTensors outputs = 8;

@@ -929,9 +929,10 @@ class AttendResponse(_message.Message):
     @_builtins.property
     def context_vectors(self) -> Global___VectorSequences:
         """Context vectors: one row for each query row, in the order of the request. For
-        non-attention modules, the first output; `outputs` has all of them. If the request asked for embeddings,
-        one row for each sequence; with spans, one row for each span, and so a length
-        of 0 for a sequence without spans.
+        non-attention modules, the first output; a request that names its inputs gets all
+        of them, in `outputs`. If the request asked for embeddings, one row for each
+        sequence; with spans, one row for each span, and so a length of 0 for a sequence
+        without spans.
         """
 
     @_builtins.property
@@ -960,8 +961,8 @@ class AttendResponse(_message.Message):
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTensors]:
-        """The outputs, if the request names its inputs; the fields above are then absent
-        except for the model's name and version. If every input has the batch axis, so
+        """The outputs, if the request names its inputs; of the other fields, only the
+        model's name, version and digest are then present. If every input has the batch axis, so
         has every output; otherwise there is one tensor for each sequence.
         """
 
