@@ -1,6 +1,7 @@
 """Encoders read from folders, against the libraries that write and read them."""
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -219,6 +220,14 @@ def test_a_pooling_belongs_to_a_folder_without_one_and_folders_exist(tmp_path: P
     assert plain.pooling == ("cls",)
     with pytest.raises(ExportError, match=r"modules\.json"):
         compare_texts(plain, Reference.SENTENCE_TRANSFORMERS)
+
+
+def test_an_installation_for_modules_only_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(CheckpointError, match=r"attention-serving\[encoders\]"):
+        load_encoder(tmp_path)
 
 
 def test_an_adapter_is_merged(tmp_path: Path) -> None:

@@ -97,7 +97,6 @@ def version_option(program: str) -> Parameter:
         help="Show the version of this program and exit.",
         is_eager=True,
         callback=show,
-        expose_value=False,
     )
     return Parameter(
         "tool_version", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
@@ -130,6 +129,7 @@ def make_command(
     """
 
     def command(ctx: typer.Context, source: str, output: str, **options: Any) -> None:
+        options.pop("tool_version", None)
         _add_options_before(ctx, options)
         servers = ",".join(options["servers"] or default_servers()).split(",")
         options["servers"] = [server.strip() for server in servers if server.strip()]
