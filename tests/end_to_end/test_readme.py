@@ -52,7 +52,7 @@ def programs() -> list[str]:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The server of the second shell, after `make demo`, in a folder that looks like the checkout."""
     folder = tmp_path_factory.mktemp("checkout")
-        # Not what a user's commands wrote.
+    # Not what a user's commands wrote.
     for name in {path.partition("/")[0] for path in tracked_files()} - {REPOSITORY}:
         (folder / name).symlink_to(ROOT / name)
     (models,) = cached_repositories(DEMO)
