@@ -233,7 +233,9 @@ def test_errors_are_one_line_and_nothing_is_written(target: str, tmp_path: Path)
     command = ["attend", "--model", "m", "--query", "[[1.0]]", "--mask", "[1]"]
     assert failing(1, *UNREACHABLE, *command).startswith("error: --mask: expected booleans (in JSON, true")
     assert not list(tmp_path.iterdir())
-    assert failing(1, *UNREACHABLE, "models").count("\n") == 1
+    unreachable = failing(1, *UNREACHABLE, "models")
+    assert unreachable.count("\n") == 1
+    assert "start a server there, or name another (--server" in unreachable
     known, weights = ["--server", target], ["weights", "--text", "dessert", "--model"]
     for arguments, printed in (
         (["describe", "m", "--version", "4"], "no model m 4"),

@@ -63,6 +63,7 @@ _ATTEMPT_ENDED = "perAttemptRecvTimeout"
 # What the core reports if a server with TLS closes an unencrypted connection, and if a server has no TLS.
 _CLOSED_AT_ONCE = re.compile(r"last error: .*(?:Socket closed|Connection reset by peer)")
 _NOT_TLS = "WRONG_VERSION_NUMBER"
+_REFUSED = "Connection refused"
 HEALTH_REQUEST = health_pb2.HealthCheckRequest(service="")
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 # The statuses of a server that is starting or restarting; for any other, waiting does not help.
@@ -310,6 +311,8 @@ class BaseConnection:
         elif is_closed:
             yield "if the server uses TLS, pass credentials=TlsFiles(ca=FILE) (--tls or --ca FILE)"
         is_unreachable = isinstance(error, errors.UnavailableError) and not error.reason
+        if is_unreachable and _REFUSED in error.message:
+            yield "start a server there, or name another (--server or ATTENTION_SERVER on the command line)"
         if is_unreachable and (variable := proxy_variable(self._targets, self._settings[0])):
             yield f"gRPC connects through the proxy in {variable}; no_proxy may exempt the server's host"
 
