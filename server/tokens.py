@@ -25,12 +25,15 @@ application = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Create, list and revoke the tokens of a server. A running server takes a change within seconds.",
 )
-FILE_HELP = "The file that the server is given as --tokens; JSON."
-RIGHT_HELP = "infer:PATTERN, read, read:PATTERN or admin, once or more. PATTERN is a shell's, of model names."
+FILE_HELP = "Tokens file, in JSON, as the server's --tokens names it."
+RIGHT_HELP = (
+    "infer:PATTERN, read, read:PATTERN or admin. PATTERN matches names of models as a shell does, such as "
+    "multi-head-*. Can be repeated."
+)
 CERTIFICATE_HELP = "Name in a client certificate, instead of a token."
 MAX_CALLS_HELP = "Most inference calls in progress. 0 sets no limit."
 MAX_BYTES_HELP = "Most memory of its requests, such as 64MiB. 0 sets no limit."
-WEIGHT_HELP = "Share of the runs in relation to others."
+WEIGHT_HELP = "Weight of its requests in the queue, relative to those of other identities."
 REPLACE_HELP = (
     "Replace an identity of this name, whose token is then refused; without it, the name must be new."
 )
