@@ -26,9 +26,6 @@ from attention_serving.export.state import ModuleState
 # How the names of masks end: of PyTorch's layers and of padding in general, which hide, and of Hugging Face.
 KEY_PADDING, PADDING, ATTENDING = "key_padding_mask", "padding_mask", "attention_mask"
 
-# How a caller states that an input holds lengths, before the name of an axis.
-LENGTHS_OF = "lengths of "
-
 
 def is_mask_name(name: str) -> bool:
     """Whether an input is a mask by its name."""
@@ -46,6 +43,10 @@ class Meaning(StrEnum):
     """Real numbers that are added to the scores: 0 attends, -inf hides."""
     LENGTHS = "lengths"
     """Integers (B,): the rows of each sequence, after which all are hidden."""
+
+
+# How a caller states that an input holds lengths, before the name of an axis.
+LENGTHS_OF = f"{Meaning.LENGTHS} of "
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from attention_serving.artifact.encoder import SCORES
 from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import (
     ATTENDING,
@@ -198,6 +199,12 @@ class _Trials:
             inputs[name] = self._draw(name, tensor) if draws else tensor
         return inputs
 
+    def may_be_lengths(self, name: str) -> bool:
+        """Whether an input holds integers (B,) that no embedding reads, and has the name of lengths."""
+        tensor = self.first[name]
+        is_integer = tensor.dtype is torch.int64 and tensor.ndim == 1
+        return is_integer and "len" in name and name not in self.id_bounds
+
     def run(self, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
         """The outputs; None if the module fails."""
         try:
@@ -225,12 +232,12 @@ class _Trials:
         tensors, omitted = named_outputs(outputs)
         if len(tensors) == 1 and next(iter(tensors)) in ("", "0"):
             is_score = next(iter(tensors.values())).shape[1:] in ((), (1,))
-            return ["scores" if is_score else CONTEXT_VECTORS], omitted
+            return [SCORES if is_score else CONTEXT_VECTORS], omitted
         return [f"output_{path}" if path.isdecimal() else path for path in tensors], omitted
 
     def _draw(self, name: str, tensor: Tensor) -> Tensor:
         """Other values, in the range of the examples; a mask and lengths stay as they are."""
-        if _may_be_lengths(name, tensor):
+        if self.may_be_lengths(name):
             return tensor
         if tensor.dtype is torch.int64 and not is_mask_name(name):
             most = torch.tensor(self.id_bounds.get(name, int(self.first[name].max()) + 1)).clamp(min=1)
@@ -355,12 +362,19 @@ def _independent_outputs(trials: _Trials, batch: Mapping[str, int]) -> tuple[int
                 return None
             axes[at] = different[0] if different else 0
             part = many.narrow(axes[at], index, 1) if different else many
-            if single.shape != part.shape or not _are_close(single, part):
+            if not _is_close(single, part):
                 return None
     return tuple(axes.values())
 
 
-def _are_close(first: Tensor, second: Tensor) -> bool:
+def _are_close(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Whether two runs have the same results."""
+    return len(first) == len(second) and all(map(_is_close, first, second))
+
+
+def _is_close(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape:
+        return False
     first, second = first.double(), second.double()
     scale = float(first.nan_to_num().abs().max()) if first.numel() else 0.0
     return torch.allclose(first, second, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True)
@@ -438,9 +452,7 @@ def _varies_in_one_direction(trials: _Trials, base: Sizes, group: Group) -> bool
     usual = trials.run(trials.resize(base))
     for outputs in map(trials.run, map(trials.resize, more)):
         if outputs is not None and usual is not None:
-            return not all(
-                a.shape == b.shape and _are_close(a, b) for a, b in zip(usual, outputs, strict=True)
-            )
+            return not _are_close(usual, outputs)
     return False
 
 
@@ -511,17 +523,13 @@ def _lengths(
 ) -> dict[str, str]:
     """By input that holds the lengths of an axis, by its name and as a run shows: which axis."""
     lengths = dict[str, str]()
-    for name, tensor in trials.first.items():
-        if name in names and name not in trials.id_bounds and _may_be_lengths(name, tensor):
+    for name in trials.first:
+        if name in names and trials.may_be_lengths(name):
             counted = _groups_of_lengths(trials, groups, name)
             if len(counted) == 1:
                 axis = next(iter(counted[0]))
                 lengths[name] = LENGTHS_OF + axes[axis.name][axis.at]
     return lengths
-
-
-def _may_be_lengths(name: str, tensor: Tensor) -> bool:
-    return "len" in name and tensor.dtype is torch.int64 and tensor.ndim == 1
 
 
 def _groups_of_lengths(trials: _Trials, groups: Sequence[Group], name: str) -> list[Group]:
@@ -532,14 +540,14 @@ def _groups_of_lengths(trials: _Trials, groups: Sequence[Group], name: str) -> l
     short, full = ({name: torch.full_like(trials.first[name], rows)} for rows in (KEPT_ROWS, TRIED_ROWS))
     hidden = [group for group in groups if _keeps_results(trials, group, short)]
     dependent = [group for group in hidden if not _keeps_results(trials, group, full)]
-    return dependent or [group for group in hidden if not _are_equal(trials, group, short, full)]
+    return dependent or [group for group in hidden if _depends_on_lengths(trials, group, short, full)]
 
 
-def _are_equal(trials: _Trials, group: Group, *changes: Mapping[str, Tensor]) -> bool:
-    """Whether two changes of inputs give the same results."""
+def _depends_on_lengths(trials: _Trials, group: Group, *lengths: Mapping[str, Tensor]) -> bool:
+    """Whether the module runs with both lengths, and its results differ."""
     inputs = trials.resize(dict.fromkeys(group, TRIED_ROWS), draws=True)
-    first, second = (trials.run({**inputs, **change}) for change in changes)
-    return first is None or second is None or all(map(_are_close, first, second))
+    first, second = (trials.run({**inputs, **change}) for change in lengths)
+    return first is not None and second is not None and not _are_close(first, second)
 
 
 def _hides(trials: _Trials, group: Group, name: str, meaning: Meaning) -> bool:
@@ -568,7 +576,7 @@ def _keeps_results(trials: _Trials, group: Group, mask: Mapping[str, Tensor]) ->
     if short is None or before is None or after is None:
         return False
     return all(
-        bool(a.isfinite().all()) and _are_close(a[head], b[head])
+        bool(a.isfinite().all()) and _is_close(a[head], b[head])
         for a, b, kept in zip(before, after, short, strict=True)
         for head in [tuple(map(slice, kept.shape))]
     )

@@ -298,11 +298,11 @@ def read_inputs(
     for spec in module_inputs.tensors:
         name = module_inputs.parameters.get(spec.name, spec.name)
         if spec.data_type == "int64" and name not in module_inputs.understanding.id_bounds:
+            advice = "give larger ones in examples=[...]"
+            if len(spec.axes) == 1:
+                advice += f", or state masks={{{name!r}: '{LENGTHS_OF}AXIS'}} if they are lengths"
             notes.append(
-                f"input {spec.name}: integers below {spec.exclusive_upper_bound}, as in the example; give "
-                f"larger ones in examples=[...]"
-                + f", or state masks={{{name!r}: '{LENGTHS_OF}AXIS'}} if they are lengths"
-                * (len(spec.axes) == 1)
+                f"input {spec.name}: integers below {spec.exclusive_upper_bound}, as in the example; {advice}"
             )
     return source, module_inputs, notes
 

@@ -72,8 +72,10 @@ def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Toleranc
 def _depends_on_hidden(mask: Mask, signature: Signature) -> ExportError:
     appends = any(formula.extra > 0 for formula in signature.derived_axes.values())
     advice = "; if the module appends rows, which then follow the padding, put them first" if appends else ""
-    opposite = f"If it means the opposite, state masks={{{mask.name!r}: {mask.opposite.value!r}}}; otherwise"
-    remedy = "Mask" if mask.meaning is Meaning.LENGTHS else f"{opposite} mask"
+    remedy = "Mask"
+    if mask.meaning is not Meaning.LENGTHS:
+        opposite = f"masks={{{mask.name!r}: {mask.opposite.value!r}}}"
+        remedy = f"If it means the opposite, state {opposite}; otherwise mask"
     return ExportError(
         f"{mask.name} {mask.axes}, {mask.meaning.value!r}: the result of a sequence depends on rows that "
         f"{mask.name} hides. {remedy} these rows everywhere, or "

@@ -110,8 +110,8 @@ def test_the_manifest_describes_an_attention_module_and_every_file(artifacts: Pa
 def test_the_golden_vectors_are_the_outputs_of_eager_pytorch(artifacts: Path) -> None:
     cases, module = load_golden(artifacts / SELF / "1" / "golden.safetensors"), eager_module(SELF)
     counted = Counter(case.graph for case in cases)
-    split_into_blocks = dict.fromkeys(IN_BLOCKS.values(), len(BLOCK_GOLDEN_GRID))
-    assert counted == dict.fromkeys(ATTENTION_GRAPHS, len(GOLDEN_GRID)) | split_into_blocks
+    in_blocks = dict.fromkeys(IN_BLOCKS.values(), len(BLOCK_GOLDEN_GRID))
+    assert counted == dict.fromkeys(ATTENTION_GRAPHS, len(GOLDEN_GRID)) | in_blocks
     blocks = [
         (len(case.inputs["query"][0]), int(case.inputs["block_rows"]))
         for case in cases

@@ -192,6 +192,12 @@ def attend_to_first(query: Tensor, memory: Tensor, memory_len: Tensor) -> Tensor
     return scores.softmax(-1) @ memory
 
 
+def cut_to_longest(x: Tensor, x_lengths: Tensor) -> Tensor:
+    """Sums what comes before each row, as long as the longest sequence."""
+    kept = torch.arange(x.shape[1]) < x_lengths[:, None]
+    return (x.cumsum(1) * kept[..., None])[:, : int(x_lengths.max())]
+
+
 class Changes(nn.Module):
     """Computes a function."""
 
@@ -237,6 +243,10 @@ AXES: dict[str, tuple[nn.Module, Mapping[str, Tensor], dict[str, dict[int, str]]
         build_preset("causal-self-attention"),
         {"query": torch.randn(2, 5, 16), "key_lengths": torch.tensor([5, 3])},
         {"query": SEQUENCE, "key_lengths": BATCH}, {"masks": {"key_lengths": "lengths of sequence"}},
+    ),
+    "lengths that outputs are cut to": (
+        Changes(cut_to_longest), {"x": ROWS, "x_lengths": torch.tensor([5, 3])},
+        {"x": SEQUENCE, "x_lengths": BATCH}, {"masks": {"x_lengths": "lengths of sequence"}},
     ),
     "the batch second": (
         Masked(batch_first=False),

@@ -329,10 +329,8 @@ class RandomModule:
         for mask in self.masks:
             allowed = torch.ones([self.sizes[axis] for axis in mask.axes], dtype=torch.bool)
             tensors[mask.name] = mask.encode(allowed).repeat_interleave(self.batch, 0)
-            axes_of_mask = dict(enumerate(mask.axes, 1 + len(mask.heads)))
-            axes[mask.name] = {0: "batch"} | {
-                at: axis for at, axis in axes_of_mask.items() if at < tensors[mask.name].ndim
-            }
+            further_axes = range(1 + len(mask.heads), tensors[mask.name].ndim)  # none of lengths
+            axes[mask.name] = {0: "batch"} | dict(zip(further_axes, mask.axes, strict=False))
         export_module(
             self.build(folder),
             {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in tensors.items()},
