@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -34,7 +33,7 @@ def number(text: str) -> float:
 RATES, LATENCIES, *_ = (
     {row["case"]: row for row in table} for table in read_tables((RESULTS / "report.md").read_text())
 )
-PAGE: list[tuple[int, dict[str, Row], Any]] = [(0, RATES, max), (1, LATENCIES, min)]
+TABLES: list[tuple[int, dict[str, Row], Callable[..., float]]] = [(0, RATES, max), (1, LATENCIES, min)]
 
 
 def test_rates_in_readme_are_those_of_the_report() -> None:
@@ -46,7 +45,7 @@ def test_rates_in_readme_are_those_of_the_report() -> None:
         assert row["Triton Inference Server"] == max((rates[peer] for peer in PEERS), key=number)
 
 
-@pytest.mark.parametrize(("at", "measured", "best"), PAGE, ids=["rates", "latencies"])
+@pytest.mark.parametrize(("at", "measured", "best"), TABLES, ids=["rates", "latencies"])
 def test_figures_of_performance_are_those_of_the_report(
     at: int, measured: dict[str, Row], best: Callable[..., float]
 ) -> None:

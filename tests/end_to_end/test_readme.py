@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from scripts.local_server import ROOT, ServerProcess, serving
+from tests.server.seams import wait_until
 from tests.support.artifacts import cached_repositories, link_tree
 from tests.support.checkout import tracked_files
 from tests.support.eager import assert_parity
@@ -118,5 +119,4 @@ def test_the_page_of_a_new_project_works_in_an_empty_folder(tmp_path: Path) -> N
             if language == "python":
                 call = text
                 assert shown == "1 [(5, 64), (2, 64)]\n"
-        while shown != "2 [(5, 64), (2, 64)]\n":
-            shown = run(tmp_path, target, call, is_python=True)
+        wait_until(lambda: run(tmp_path, target, call, is_python=True) == "2 [(5, 64), (2, 64)]\n")

@@ -175,9 +175,9 @@ def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tenso
     data_type = ENUM_BY_NAME[NAME_BY_DTYPE[np.dtype(spec.data_type)]]
     bound = spec.exclusive_upper_bound
     bounds = bound if isinstance(bound, tuple) else () if bound is None else (bound,)
-    tensor = pb.Tensor(name=spec.name, data_type=data_type, axes=axes, optional=optional)
-    tensor.exclusive_upper_bounds.extend(bounds)
-    return tensor
+    return pb.Tensor(
+        name=spec.name, data_type=data_type, axes=axes, optional=optional, exclusive_upper_bounds=bounds
+    )
 
 
 def describe_context(context: Context, model: LoadedModel) -> pb.Context:

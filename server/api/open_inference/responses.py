@@ -122,6 +122,9 @@ def plan_reply(
     """
     message, (padded, padded_axes) = parsed.message, _padded_sizes(decoded, model, sizes)
     response = _response(message, decoded, model, in_stream=in_stream)
+    unmarked = [*_perhaps_padded(message, decoded, model)]
+    if any(map(_ends_in_zeros, unmarked)):
+        response.parameters[WARNING].string_param = PADDING_WARNING
     planned, size, is_shared = list[tuple[TemplatePart, Slice | None]](), 0, False
     for name, parameters in outputs.items():
         field = f"outputs[{name}]"
@@ -167,8 +170,7 @@ def plan_reply(
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reservation.add(2 * size)
     # A timeout counts from the arrival of its request, regions can be replaced, and padding shows in values.
-    is_cacheable = requests.TIMEOUT not in message.parameters and not is_shared
-    is_cacheable = is_cacheable and next(_perhaps_padded(message, decoded, model), None) is None
+    is_cacheable = requests.TIMEOUT not in message.parameters and not is_shared and not unmarked
     return ReplyTemplate(partial(_encode, response, planned), is_cacheable=is_cacheable)
 
 
@@ -217,8 +219,6 @@ def _response(
     response.parameters[MODEL_DIGEST].string_param = model.digest
     if decoded.truncated:
         response.parameters[TRUNCATED].string_param = ",".join(map(str, decoded.truncated))
-    if any(map(_ends_in_zeros, _perhaps_padded(message, decoded, model))):
-        response.parameters[WARNING].string_param = PADDING_WARNING
     if in_stream and WANTS_FINAL in message.parameters and message.parameters[WANTS_FINAL].bool_param:
         response.parameters[IS_FINAL].bool_param = True
     return response

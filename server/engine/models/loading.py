@@ -120,9 +120,10 @@ class ModelStore:
     @property
     def absence(self) -> str:
         """Why there is no artifact in the folder."""
-        problem = "does not contain a <name>/<version>/ folder that"
-        user = f"user {os.geteuid()} can read"
-        return f"model repository {self.folder} {problem} {user}; a name must match {NAME_PATTERN}"
+        return (
+            f"model repository {self.folder} does not contain a <name>/<version>/ folder that user "
+            f"{os.geteuid()} can read; a name must match {NAME_PATTERN}"
+        )
 
     def signature(self, name: str, version: str) -> Signature | None:
         """Identifies the content of an artifact; None while it has no manifest, which an export writes last.
