@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.external_data import external_locations
+from attention_serving.artifact.kernels import AttentionOperator
 from attention_serving.artifact.names import MAX_VERSION, NAME_PATTERN
 from attention_serving.artifact.tolerance import Record, Tolerance
 
@@ -157,6 +158,8 @@ class Graph(Record):
     file: FileName
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    attention: tuple[AttentionOperator, ...] = ()
+    """Its Attention operators; empty in earlier manifests, and if other operators compute attention."""
 
 
 class Cost(Record):

@@ -1,0 +1,69 @@
+"""Which kernel of ONNX Runtime's CUDA provider computes an Attention operator.
+
+Source: `onnxruntime/core/providers/cuda/llm/attention.cc`, `ComputeInternal`, of ONNX Runtime 1.31. Devices
+before compute capability 8.0 have no flash attention.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from attention_serving.artifact.tolerance import Record
+
+# Widths of a head: what the kernels are compiled for.
+WIDTH_MULTIPLE, MOST_FLASH_WIDTH, MOST_EFFICIENT_WIDTH = 8, 256, 1024
+# Of the row of a mask, in elements.
+MASK_ALIGNMENT = 4
+Width = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Kernel(IntEnum):
+    """A kernel; the fastest first."""
+
+    FLASH = 0
+    """Holds no scores, and skips padding that lengths tell of."""
+    MEMORY_EFFICIENT = 1
+    """Holds no scores. A mask is read as one number for each score."""
+    UNFUSED = 2
+    """Holds all scores (B, H, Tq, Tk) in float32."""
+
+
+class AttentionOperator(Record):
+    """Attention operators of a graph that are alike."""
+
+    count: Width
+    data_type: Literal["float32", "float16", "bfloat16"]
+    """Element type of the queries, keys and values."""
+    num_heads: Width
+    num_key_heads: Width
+    key_width: Width
+    """Width of a query and of a key of one head."""
+    value_width: Width
+    query_axis: str | Width | None
+    """Axis of the graph's inputs whose size is the number of query rows, or that number; None if unknown."""
+    key_axis: str | Width | None
+    has_mask: bool
+    has_lengths: bool
+    """Whether it takes the number of keys of each sequence."""
+    causal: bool
+
+    def kernel(self, sizes: Mapping[str, int]) -> Kernel:
+        """The kernel of a run.
+
+        Args:
+            sizes: Sizes of the symbolic axes. If one that matters is absent, it is taken for an unsuitable one.
+        """
+        is_half, is_grouped = self.data_type != "float32", self.num_heads != self.num_key_heads
+        widths = (self.key_width, self.value_width)
+        if any(width % WIDTH_MULTIPLE or width > MOST_EFFICIENT_WIDTH for width in widths):
+            return Kernel.UNFUSED
+        is_square = self.query_axis is not None and self.query_axis == self.key_axis
+        if is_half and not self.has_mask and (is_square or not self.causal) and len({*widths}) == 1:
+            if self.key_width <= MOST_FLASH_WIDTH:
+                return Kernel.FLASH
+        keys = self.key_axis if isinstance(self.key_axis, int) else sizes.get(self.key_axis or "", 1)
+        if (self.has_mask and keys % MASK_ALIGNMENT) or (is_grouped and not is_half):
+            return Kernel.UNFUSED
+        return Kernel.MEMORY_EFFICIENT
