@@ -167,6 +167,7 @@ class Context:
         length: The position of the next row that is appended.
         tensors: The inputs of runs by name: `projected_keys` (1, Hkv, Tk, d_k), `projected_values`
             (1, Hkv, Tk, d_v) and `key_positions` (1, Tk).
+        device_tensors: The same where bound runs compute; empty before the first of them.
         owner: The name of the caller who put it.
         shared: Whether other callers may use it.
         expires_at: Unix time in seconds.
@@ -178,6 +179,7 @@ class Context:
     nbytes: int
     length: int
     tensors: Mapping[str, Array] = field(default_factory=dict)
+    device_tensors: Mapping[str, Any] = field(default_factory=dict)
     owner: str = ""
     shared: bool = False
     expires_at: float = math.inf

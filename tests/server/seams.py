@@ -31,7 +31,7 @@ from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.run.session import RunControl, Session, Value
 from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.types import Array, Result
 from attention_serving.server.process.grpc_server import GrpcServer
@@ -51,11 +51,11 @@ class Tapped(Session):
     """A real session that shows its inputs to a function before it runs."""
 
     def __init__(self, session: Session, tap: Tap) -> None:
+        vars(self).update(vars(session))
         self._tapped = session
         self._tap = tap
-        self.provider, self.inputs = session.provider, session.inputs
 
-    def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
+    def run(self, inputs: dict[str, Value], control: RunControl | None = None) -> dict[str, Array]:
         self._tap(inputs)
         return self._tapped.run(inputs, control)
 

@@ -20,7 +20,8 @@ from attention_serving.artifact.manifest import (
 from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.requests.outputs import pool_spans, select
 from attention_serving.server.engine.requests.request import SequenceInputs
-from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.run.memory import Allocator
+from attention_serving.server.engine.run.session import RunControl, Session, Value
 from attention_serving.server.engine.types import Array, Context
 
 Outputs = dict[str, Array]
@@ -54,11 +55,12 @@ def run_batch(
     """
     graph, started = model.manifest.graphs[kind], time.monotonic()
     session = (model.parallel_sessions if parallel else model.sessions)[kind]
+    inputs: dict[str, Value]
     split = _split
     if isinstance(model, ContextModel):
         inputs, split = _concatenate(model.context, graph, sequences, session), _split_rows
     else:
-        inputs = {spec.name: _pad(model, spec, sequences) for spec in graph.inputs}
+        inputs = {spec.name: _pad(model, spec, sequences, session) for spec in graph.inputs}
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
@@ -95,57 +97,67 @@ def _split_rows(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInpu
     return results
 
 
-def _pad(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
+def _pad(
+    model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs], session: Session
+) -> Array:
     """One input of a run: the sequences' own arrays stacked, or what the graph has in addition."""
     name = spec.name
     if name in sequences[0].inputs:
         if len(spec.axes) == 1:
             return np.concatenate([sequence.inputs[name] for sequence in sequences])  # (B,)
-        if len(sequences) == 1:
+        if len(sequences) == 1 and session.slabs is None:
             return sequences[0].inputs[name][np.newaxis]
-        return _stack([sequence.inputs[name] for sequence in sequences])
+        return _stack([sequence.inputs[name] for sequence in sequences], session.empty)
     if name == BLOCK_ROWS:
         longest = max(model.key_length(sequence.lengths) for sequence in sequences)
         return np.array(model.block_rows(longest), np.int64)  # ()
     if (axis := model.axes_of_lengths.get(name)) is not None:
         return np.array([sequence.sizes[axis] for sequence in sequences], dtype=np.int64)  # (B,)
-    return _stack_masks(spec, sequences)
+    return _stack_masks(spec, sequences, session.empty)
 
 
 def _concatenate(
     context: Context, graph: Graph, sequences: Sequence[SequenceInputs], session: Session
-) -> dict[str, Array]:
+) -> dict[str, Value]:
     """The inputs of a run of queries to a context: their rows one after the other, and the context."""
-    inputs = {name: array for name, array in context.tensors.items() if name in session.inputs}
+    inputs = {
+        name: value for name, value in session.context_inputs(context).items() if name in session.inputs
+    }
     for spec in graph.inputs:
         if spec.name in sequences[0].inputs:
             rows = [sequence.inputs[spec.name] for sequence in sequences]
-            inputs[spec.name] = (rows[0] if len(rows) == 1 else np.concatenate(rows))[np.newaxis]
+            is_copied = len(rows) > 1 or session.slabs is not None
+            inputs[spec.name] = (_join(rows, session.empty) if is_copied else rows[0])[np.newaxis]
         else:
             inputs[spec.name] = _concatenate_masks(sequences, context.rows)
     return inputs
 
 
-def _stack(arrays: list[Array]) -> Array:
+def _stack(arrays: list[Array], empty: Allocator) -> Array:
     """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros."""
     lengths = [len(array) for array in arrays]
     width = arrays[0].shape[1:]
-    stacked = np.empty((len(arrays), max(lengths), *width), arrays[0].dtype)
     if min(lengths) == max(lengths):
-        np.concatenate(arrays, out=stacked.reshape(sum(lengths), *width))
-        return stacked
+        return _join(arrays, empty).reshape(len(arrays), max(lengths), *width)
+    stacked = empty((len(arrays), max(lengths), *width), arrays[0].dtype)
     for row, array in zip(stacked, arrays, strict=True):
         row[: len(array)] = array
         row[len(array) :] = 0
     return stacked
 
 
-def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
+def _join(arrays: list[Array], empty: Allocator) -> Array:
+    """Concatenates (T_i, ...) arrays to (sum of T_i, ...)."""
+    rows = empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    return np.concatenate(arrays, out=rows)
+
+
+def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs], empty: Allocator) -> Array:
     """(B, 1 or H, Tq, Tk): the mask of each sequence, False for every padded key."""
     heads = max(1 if sequence.mask is None else len(sequence.mask) for sequence in sequences)
     _, _, query_axis, key_axis = map(str, spec.axes)
     longest = [max(sequence.sizes[axis] for sequence in sequences) for axis in (query_axis, key_axis)]
-    stacked = np.empty((len(sequences), heads, *longest), np.bool_)
+    stacked = empty((len(sequences), heads, *longest), np.bool_)
     if len(sequences) > 1:
         stacked.fill(False)  # noqa: FBT003 - takes no keyword
     for row, sequence in zip(stacked, sequences, strict=True):

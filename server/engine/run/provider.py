@@ -78,6 +78,10 @@ class Device:
         arena_bytes: Memory of the host that all runs together may take; 0 for no limit.
         memory_bytes: Memory of the device that all runs together may take; 0 for no limit. Ignored if the
             device is the host.
+        binds: Whether inputs and outputs of runs are bound to slabs of host memory that are used again; None
+            if the device is not the host, which computes in the memory of the arrays.
+        overlaps: Whether bound inputs are copied to the device while another run computes. Not shown to be
+            right: the runtime may hand out memory that a kernel of that run still writes.
     """
 
     provider: Provider = Provider.CPU
@@ -85,6 +89,8 @@ class Device:
     spins: bool = False
     arena_bytes: int = 0
     memory_bytes: int = 0
+    binds: bool | None = None
+    overlaps: bool = False
 
     @property
     def parallel_runs(self) -> int:

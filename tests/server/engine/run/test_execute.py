@@ -51,11 +51,19 @@ def run(
     return run_batch(model, graph, sequences)[0]
 
 
+@pytest.fixture(scope="module", params=["models", "bound_models"])
+def either_models(request: pytest.FixtureRequest) -> dict[str, LoadedModel]:
+    """The models of the tests, whose runs are bound or not."""
+    models: dict[str, LoadedModel] = request.getfixturevalue(request.param)
+    return models
+
+
 @given(specs=sequences, name=st.sampled_from([SELF, CROSS]), return_weights=st.booleans())
 @settings(deadline=None, max_examples=40)
 def test_together_equals_alone_and_eager(
-    models: dict[str, LoadedModel], specs: Specs, name: str, *, return_weights: bool
+    either_models: dict[str, LoadedModel], specs: Specs, name: str, *, return_weights: bool
 ) -> None:
+    models = either_models
     sequences = sequences_of(models[name], specs)
     together = run(models[name], sequences, return_weights=return_weights)
     assert len(together) == len(sequences)
@@ -108,13 +116,13 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize("kind", [None, *MaskKind])
 @pytest.mark.parametrize("name", [SELF, CROSS])
-def test_blocks_run_alone(models: dict[str, LoadedModel], name: str, kind: MaskKind | None) -> None:
+def test_blocks_run_alone(either_models: dict[str, LoadedModel], name: str, kind: MaskKind | None) -> None:
     runs: list[tuple[int, int, bool]] = []
 
     def tap(inputs: dict[str, Array]) -> None:
         runs.append((*inputs["query"].shape[:2], "block_rows" in inputs))
 
-    with Held(models[name], tap) as held:
+    with Held(either_models[name], tap) as held:
         first = held.submit([(3, 3), (30, 30), (5, 5), (31, 25)], kind=kind)
         second = held.submit([(33, 33), (20, 20)], kind=kind)
     # In turns: the first sequence of the second request comes before the later ones of the first.

@@ -1,5 +1,6 @@
 """Sessions: providers, whether CUDA can be used, and the memory of runs."""
 
+import ctypes
 import dataclasses
 import shutil
 import subprocess
@@ -7,19 +8,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel
-from attention_serving.server.engine.run import cuda, session
+from attention_serving.server.engine.run import cuda, memory, session
 from attention_serving.server.engine.run.cuda import ask_driver
+from attention_serving.server.engine.run.memory import SlabPool
 from attention_serving.server.engine.run.provider import RUNTIME_PROVIDERS, Device, Provider, ProviderError
 from attention_serving.server.engine.run.session import SHAPE_OPERATORS, Session, host_operators
-from tests.server.samples import CROSS, SELF
+from tests.server.samples import CROSS, SELF, WIDTHS
 from tests.support.processes import run_python
 
 WITHOUT_CUDA = pytest.mark.skipif(
@@ -29,6 +32,7 @@ WITHOUT_CUDA = pytest.mark.skipif(
 
 def _find_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "find_device", lambda: "a device")
+    monkeypatch.setattr(cuda, "synchronize", lambda: None)
     monkeypatch.setattr(session, "_register_arena", lambda *_: None)
 
 
@@ -45,24 +49,30 @@ def test_a_model_whose_provider_is_unavailable_fails_to_load(
         _find_a_device(monkeypatch)
 
 
-def test_runs_on_a_device_take_turns(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the host takes the place of the device: another provider, the same turns."""
+def _take_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions on the device are on the host then."""
     on_device = dataclasses.replace(Provider.CPU.runtime, uses_host_cores=False)
     monkeypatch.setitem(RUNTIME_PROVIDERS, Provider.CUDA, on_device)
     _find_a_device(monkeypatch)
+
+
+def test_runs_on_a_device_take_turns(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the host takes the place of the device: another provider, the same turns."""
+    _take_for_a_device(monkeypatch)
     graph, busy = artifacts / SELF / "1/model.onnx", threading.Lock()
     opened = [Session(graph, Device(Provider.CUDA)) for _ in range(2)]
+    run = onnxruntime.InferenceSession.run_with_iobinding
 
-    def run(*_: object) -> list[object]:
+    def run_alone(*arguments: Any) -> None:
         assert busy.acquire(blocking=False)  # no other run is under way
+        run(*arguments)
         time.sleep(0.01)
         busy.release()
-        return [None]
 
-    for each in opened:
-        monkeypatch.setattr(each, "_session", SimpleNamespace(run=run))
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", run_alone)
+    query = {"query": np.ones((1, 3, WIDTHS["query"]), np.float32)}
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda at: opened[at % 2].run({}), range(8)))
+        list(pool.map(lambda at: opened[at % 2].run(query), range(8)))
 
 
 ON_HOST = "CPUExecutionProvider"
@@ -141,14 +151,26 @@ int cuDeviceGetName(char *name, int length, int device) {
     strcpy(name, device == 100 ? "First" : "Second");
     return 0;
 }
+static int depth;
+int registered, synchronized;
+int cuDevicePrimaryCtxRetain(size_t *context, int device) { *context = device; return 0; }
+int cuCtxPushCurrent_v2(size_t context) { return context == 100 && depth++ == 0 ? 0 : 201; }
+int cuCtxPopCurrent_v2(size_t *context) { *context = 100; return depth-- == 1 ? 0 : 201; }
+int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
+    if (depth != 1 || flags != 1 || (size_t) address % 4096 || REFUSES) return 1;
+    memset(address, 0, size);
+    return registered++, 0;
+}
+int cuMemHostUnregister(void *address) { return depth == 1 ? registered--, 0 : 201; }
+int cuCtxSynchronize(void) { return depth == 1 ? synchronized++, 0 : 201; }
 int cuGetErrorString(int error, const char **text) { *text = "no CUDA-capable device is detected"; return 0; }
 """
 
 
-def build(folder: Path, *, count: int, init: int = 0) -> str:
+def build(folder: Path, *, count: int, init: int = 0, refuses: bool = False) -> str:
     source, library = folder / "driver.c", folder / f"driver-{init}.so"
     source.write_text(DRIVER)
-    options = [f"-DCOUNT={count}", f"-DINIT={init}", "-shared", "-fPIC"]
+    options = [f"-DCOUNT={count}", f"-DINIT={init}", f"-DREFUSES={refuses:d}", "-shared", "-fPIC"]
     subprocess.run(["cc", *options, source, "-o", library], check=True, timeout=60)  # noqa: S607 - from PATH
     return str(library)
 
@@ -166,3 +188,33 @@ def test_why_there_is_no_device(tmp_path: Path) -> None:
             ask_driver(build(tmp_path, count=0))
         with pytest.raises(ProviderError, match="cuInit returned 100, no CUDA-capable device is detected"):
             ask_driver(build(tmp_path, count=1, init=100))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("refuses", [False, True])
+def test_slabs_are_registered_with_the_driver_which_runs_wait_for(
+    artifacts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    refuses: bool,
+) -> None:
+    """Here the host takes the place of the device, and a library that of its driver."""
+    synchronize = cuda.synchronize
+    _take_for_a_device(monkeypatch)
+    monkeypatch.setattr(cuda, "synchronize", synchronize)
+    monkeypatch.setattr(cuda, "DRIVER", library := build(tmp_path, count=2, refuses=refuses))
+    monkeypatch.setattr(memory, "STALE_SECONDS", 0)
+    pool = SlabPool(1 << 12, cuda, least_bytes=1)
+    monkeypatch.setattr(session, "slab_pool", lambda _: pool)
+    opened, driver = Session(artifacts / SELF / "1/model.onnx", Device(Provider.CUDA)), ctypes.CDLL(library)
+    for rows in (3, 3, 100):  # the last leaves no room for the first slabs
+        query = opened.empty((1, rows, WIDTHS["query"]), np.float32)
+        query[:] = 1
+        assert opened.run({"query": query})["context_vectors"].shape == query.shape
+        del query
+    assert pool.created == 4
+    assert ctypes.c_int.in_dll(driver, "registered").value == (0 if refuses else 2)
+    assert ctypes.c_int.in_dll(driver, "synchronized").value == 6
+    assert [record.message for record in caplog.records] == ["host memory not registered"] * refuses
