@@ -42,7 +42,7 @@ def models(loaded: Repository) -> dict[str, LoadedModel]:
 @pytest.fixture(scope="session")
 def slabs() -> SlabPool:
     """The memory of `bound_models`: arrays of any size get a slab, and there is not enough for all."""
-    return SlabPool(64 << 10, least_bytes=1)
+    return SlabPool(256 << 10, least_bytes=1)
 
 
 @pytest.fixture(scope="session")

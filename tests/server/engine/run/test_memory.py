@@ -1,17 +1,21 @@
 """Slabs of bound runs: they are used again, and never while a result is still there."""
 
 import gc
+import math
 import random
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from attention_serving.artifact.manifest import KEY_POSITIONS, GraphKind
 from attention_serving.server.engine.limits import Limits
@@ -21,7 +25,8 @@ from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run import memory
 from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.engine.run.memory import SlabPool
-from attention_serving.server.engine.run.session import RunControl
+from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array, Context, DecodedRequest, Ragged
 from tests.server.samples import CROSS, SELF, TEXT, WORDS, validated_of
 
@@ -65,6 +70,21 @@ def test_stale_slabs_give_way_to_those_of_another_size(monkeypatch: pytest.Monke
     assert pool.empty((1 << 19,), np.uint8).base is not None
     assert pool.held_bytes == (1 << 18) + (1 << 18) + (1 << 19)
     assert pool.empty((1 << 20,), np.uint8).base is None  # the first is in use
+
+
+def test_an_output_of_other_sizes_than_the_inputs_gets_memory_of_the_runtime(tmp_path: Path) -> None:
+    types = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"{name} rows", 3]) for name in "xyz"]
+    nodes = [helper.make_node("Concat", ["x", "x"], ["y"], axis=0), helper.make_node("Neg", ["x"], ["z"])]
+    types[2].type.tensor_type.shape.dim[0].dim_param = "x rows"
+    graph = helper.make_graph(nodes, "doubles", types[:1], types[1:])
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 23)])
+    onnx.save(model, path := tmp_path / "model.onnx")
+    doubles = Session(path, Device(threads=1, binds=True))
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    outputs = doubles.run({"x": x.T.copy().T})
+    del doubles
+    np.testing.assert_array_equal(outputs["y"], np.concatenate([x, x]))
+    np.testing.assert_array_equal(outputs["z"], -x)
 
 
 CONTEXT, ROWS = "queries to a context", 7
@@ -168,7 +188,7 @@ class Consumers:
 
 
 @settings(max_examples=30)
-@given(batches=BATCHES, seed=st.integers(0, 2**32))
+@given(batches=BATCHES, seed=st.integers(0, 2**32), stale_seconds=st.sampled_from([0.0, math.inf]))
 def test_results_are_never_overwritten_however_late_they_are_read(
     models: dict[str, LoadedModel],
     bound_models: dict[str, LoadedModel],
@@ -176,20 +196,22 @@ def test_results_are_never_overwritten_however_late_they_are_read(
     context: Context,
     batches: list[Batch],
     seed: int,
+    stale_seconds: float,
 ) -> None:
     unbound, bound = ({**each, CONTEXT: each[CROSS].with_context(context)} for each in (models, bound_models))
     consumers = Consumers(unbound, bound, seed)
-    with ThreadPoolExecutor(4) as threads:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
+        patch.setattr(memory, "STALE_SECONDS", stale_seconds)
         for _ in threads.map(consumers.run, batches):
             assert slabs.held_bytes <= slabs.limit_bytes
-    consumers.read_rest()
-    gc.collect()
-    idle_bytes = sum(len(slab.memory) for idle in slabs._idle for slab in idle)
-    assert idle_bytes == slabs.held_bytes  # also those of runs that failed
-    created = slabs.created
-    for batch in batches:
-        Consumers(unbound, bound, seed).run(batch._replace(delay=0))
-    assert slabs.created == created
+        consumers.read_rest()
+        gc.collect()
+        idle_bytes = sum(len(slab.memory) for idle in slabs._idle for slab in idle)
+        assert idle_bytes == slabs.held_bytes  # also those of runs that failed
+        created = slabs.created
+        for batch in batches:
+            Consumers(unbound, bound, seed).run(batch._replace(delay=0))
+        assert slabs.created == created or not stale_seconds  # no batch needs another slab than before
 
 
 def test_a_context_is_copied_once_and_freed_with_it(

@@ -106,7 +106,7 @@ def resident():
 def run(rows):
     return model.sessions["plain"].run({"query": np.ones((1, rows, 4), np.float32)})["context_vectors"].shape
 
-model = load_model(Path(sys.argv[1]), Device(threads=1, arena_bytes=400 << 20))
+model = load_model(Path(sys.argv[1]), Device(threads=1, arena_bytes=400 << 20, binds=bool(sys.argv[2:])))
 before = resident()
 print(run(4096), resident() - before > 100)
 model.shrink_arena()
@@ -120,9 +120,12 @@ print(run(8))
 
 
 @pytest.mark.thorough
-def test_the_arena_is_bounded_and_gives_memory_back(artifacts: Path, self_model: LoadedModel) -> None:
+@pytest.mark.parametrize("options", [[], ["bound"]], ids=["arrays", "slabs"])
+def test_the_arena_is_bounded_and_gives_memory_back(
+    artifacts: Path, self_model: LoadedModel, options: list[str]
+) -> None:
     """The scores of one sequence of 4,096 rows and two heads take 128 MiB."""
-    done = run_python("-c", ARENA, artifacts / self_model.name / self_model.version)
+    done = run_python("-c", ARENA, artifacts / self_model.name / self_model.version, *options)
     assert done.stdout.splitlines() == ["(1, 4096, 4) True", "True", "refused", "(1, 8, 4)"]
 
 
