@@ -4,7 +4,7 @@ A device copies registered memory at the speed of the bus, and other memory thro
 Registration locks the pages of a slab, which takes longer than to copy them.
 
 An array keeps its slab until the array and all its views are gone. The outputs of a run are therefore not
-overwritten while anything refers to them: a result that waits for its reply, or the user of a library.
+overwritten while anything refers to them, such as a result that waits for its reply.
 """
 
 import ctypes

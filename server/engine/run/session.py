@@ -190,13 +190,15 @@ class Session:
         return {name: bound[name] if name in bound else value.numpy() for name, value in outputs}
 
     def _bind_inputs(self, binding: onnxruntime.IOBinding, inputs: dict[str, Value]) -> None:
-        """Copies inputs to the device."""
-        for name, value in inputs.items():
-            if isinstance(value, OrtValue):
-                binding.bind_ortvalue_input(name, value)
-            else:
-                binding.bind_cpu_input(name, value)
-        self._synchronize()
+        """Copies inputs to the device, unless they are there. Copies have ended when it returns or raises."""
+        try:
+            for name, value in inputs.items():
+                if isinstance(value, OrtValue):
+                    binding.bind_ortvalue_input(name, value)
+                else:
+                    binding.bind_cpu_input(name, value)
+        finally:
+            self._synchronize()
 
     def context_inputs(self, context: Context) -> Mapping[str, Value]:
         """The tensors of a stored context as inputs of runs; on the device if runs are bound.
@@ -229,7 +231,7 @@ class Session:
 
 
 def _do_nothing() -> None:
-    """Waits for the host, which has finished when a call returns."""
+    """Takes the place of `cuda.synchronize` on the host, which has finished when a call returns."""
 
 
 @cache
