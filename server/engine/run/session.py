@@ -30,8 +30,9 @@ OUT_OF_MEMORY = (
     "CUBLAS failure 3:",
 )
 # Runs on a device take turns: two at a time returned wrong values on an H100. Kernels free some intermediates
-# while their stream still writes them: github.com/microsoft/onnxruntime/issues/32342.
-_DEVICE = threading.Lock()
+# while their stream still writes them: github.com/microsoft/onnxruntime/issues/32342. A thread that holds the
+# turn runs without a wait.
+DEVICE_TURN = threading.RLock()
 # Operators that compute with sizes of tensors, for which the runtime prefers the host. They take a few
 # numbers, and are not a reason for a warning.
 SHAPE_OPERATORS = (
@@ -77,7 +78,7 @@ class Session:
         """
         runtime = device.provider.runtime
         on_host = runtime.uses_host_cores
-        self._device_lock: AbstractContextManager[object] = nullcontext() if on_host else _DEVICE
+        self._device_lock: AbstractContextManager[object] = nullcontext() if on_host else DEVICE_TURN
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = device.threads if on_host else 1
         options.enable_mem_pattern = False
