@@ -10,7 +10,7 @@ from weakref import ref
 import numpy as np
 
 from attention_serving.artifact.golden import GoldenCase
-from attention_serving.artifact.kernels import AttentionOperator, Kernel
+from attention_serving.artifact.kernels import Kernel
 from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     IN_BLOCKS,
@@ -34,6 +34,8 @@ CACHED_PLANS = 1024
 # Sequences whose scores need more memory run in blocks. On a device, which has more of it, fused kernels hold
 # no scores at all, and a run in blocks excludes batching.
 WHOLE_SCORE_BYTES, WHOLE_SCORE_BYTES_ON_DEVICE = 64 << 20, 2 << 30
+# Graphs whose scores Attention operators do not hold alone.
+OTHER_ATTENTION = (GraphKind.WEIGHTS, *IN_BLOCKS.values())
 # Tensors as large as the scores of all heads that CUDA's unfused kernel holds: the scores and the weights.
 UNFUSED_TENSORS = 2
 # Tensors as large as the scores of one head that a mask takes there: the flags, and the same as numbers.
@@ -165,18 +167,9 @@ class LoadedModel(ModelFacts):
 
     def pair_elements(self, kind: GraphKind, lengths: Sequence[int]) -> float:
         """See `ModelFacts`: on a device, what the kernels of the graph hold."""
-        is_known = kind is not GraphKind.WEIGHTS and kind not in IN_BLOCKS.values()
-        operators = self.manifest.graphs[kind].attention if is_known and not self.runs_on_host else ()
-        if not operators:  # other operators compute attention, or the manifest does not state them
+        if self.runs_on_host or kind in OTHER_ATTENTION or not self.manifest.graphs[kind].attention:
             return super().pair_elements(kind, lengths)
-        sizes = dict(zip(self.axes, lengths, strict=True))
-        # Graphs that take a mask may get one for each head.
-        masks = self.manifest.num_heads if kind is GraphKind.MASK else 1
-        return self.pairs(lengths) * max(
-            UNFUSED_TENSORS * operator.num_heads * (operator.kernel(sizes) is Kernel.UNFUSED)
-            + MASK_TENSORS * masks * operator.has_mask
-            for operator in operators
-        )
+        return self.pairs(lengths) * _pair_tensors(ref(self), kind, tuple(lengths))
 
     def padded_lengths(self, kind: GraphKind, longest: tuple[int, ...]) -> tuple[int, ...]:
         """The lengths to which a run pads its sequences: on a device sometimes a few rows more.
@@ -188,28 +181,7 @@ class LoadedModel(ModelFacts):
             kind: The graph.
             longest: The largest length on each of `axes`.
         """
-        operators = self._masked_operators.get(kind) if self.row_multiple > 1 else None
-        if not operators:
-            return longest
-        padded, axes = list(longest), {operator.key_axis for operator in operators}
-        for at, (axis, rows) in enumerate(zip(self.axes, longest, strict=True)):
-            step = math.lcm(self.row_multiple, self.manifest.length_multiples.get(axis, 1))
-            more = -(-rows // step) * step
-            if axis in axes and more <= self.manifest.max_lengths.get(axis, more):
-                padded[at] = more
-        sizes, padded_sizes = (dict(zip(self.axes, lengths, strict=True)) for lengths in (longest, padded))
-        gains = any(operator.kernel(padded_sizes) < operator.kernel(sizes) for operator in operators)
-        return tuple(padded) if gains else longest
-
-    @cached_property
-    def _masked_operators(self) -> dict[GraphKind, list[AttentionOperator]]:
-        """The Attention operators with masks of each graph that ignores padding."""
-        graphs = {
-            kind: graph.attention
-            for kind, graph in self.manifest.graphs.items()
-            if self.supports_padding and self.mixed_graph(kind) is kind and kind not in IN_BLOCKS.values()
-        }
-        return {kind: [operator for operator in each if operator.has_mask] for kind, each in graphs.items()}
+        return longest if self.row_multiple == 1 else _padded_lengths(ref(self), kind, longest)
 
     def run_size(
         self,
@@ -302,9 +274,45 @@ class ContextModel(LoadedModel):
         return 1, (query_rows,)
 
 
+# Functions of a model are cached by references that do not keep it alive. References to one model are equal.
+@lru_cache(maxsize=CACHED_PLANS)
+def _pair_tensors(reference: Callable[[], Any], kind: GraphKind, lengths: tuple[int, ...]) -> float:
+    """Elements of 4 bytes for each pair of rows: see `LoadedModel.pair_elements`."""
+    model: LoadedModel = reference()
+    sizes = dict(zip(model.axes, lengths, strict=True))
+    # Graphs that take a mask may get one for each head.
+    masks = max(1, model.manifest.num_heads) if kind is GraphKind.MASK else 1
+    return max(
+        UNFUSED_TENSORS * operator.num_heads * (operator.kernel(sizes) is Kernel.UNFUSED)
+        + MASK_TENSORS * masks * operator.has_mask
+        for operator in model.manifest.graphs[kind].attention
+    )
+
+
+@lru_cache(maxsize=CACHED_PLANS)
+def _padded_lengths(
+    reference: Callable[[], Any], kind: GraphKind, longest: tuple[int, ...]
+) -> tuple[int, ...]:
+    """See `LoadedModel.padded_lengths`."""
+    model: LoadedModel = reference()
+    manifest, ignores_padding = model.manifest, model.supports_padding and model.mixed_graph(kind) is kind
+    if not ignores_padding or kind in IN_BLOCKS.values():
+        return longest
+    operators = [operator for operator in manifest.graphs[kind].attention if operator.has_mask]
+    padded, axes = list(longest), {operator.key_axis for operator in operators}
+    for at, (axis, rows) in enumerate(zip(model.axes, longest, strict=True)):
+        step = math.lcm(model.row_multiple, manifest.length_multiples.get(axis, 1))
+        more = -(-rows // step) * step
+        if axis in axes and more <= manifest.max_lengths.get(axis, more):
+            padded[at] = more
+    sizes, padded_sizes = (dict(zip(model.axes, lengths, strict=True)) for lengths in (longest, padded))
+    gains = any(operator.kernel(padded_sizes) < operator.kernel(sizes) for operator in operators)
+    return tuple(padded) if gains else longest
+
+
 @lru_cache(maxsize=CACHED_PLANS)
 def _plan(reference: Callable[[], Any], kind: GraphKind, lengths: tuple[int, ...]) -> SequencePlan:
-    """A plan, by a reference to its model that does not keep it alive. References to one model are equal."""
+    """The derived sizes of a sequence of a graph: see `LoadedModel.plan`."""
     model: LoadedModel = reference()
     sizes = all_sizes(dict(zip(model.axes, lengths, strict=True)), model.manifest.derived_axes)
     kind_alone, result_bytes = model.sequence_graph(kind, lengths), 0

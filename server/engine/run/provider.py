@@ -70,7 +70,7 @@ RUNTIME_PROVIDERS = {
         },
         # Memory-efficient attention needs multiples of 4, and its loads are aligned at 8.
         row_multiple=8,
-        # Larger runs gain there, up to so many rows.
+        # A device needs larger batches to be busy.
         limits=Limits(max_batch_sequences=4096, max_batch_rows=16_384, max_batch_bytes=8192 * MIB),
         arenas="cpu:0;gpu:0",
     ),

@@ -51,7 +51,7 @@ class Batch:
             limits: Bounds of a batch of several sequences.
             head: The oldest sequence.
             max_bytes: Memory that the run may take if further sequences join.
-            max_seconds: Work (`seconds_alone`) that is left to this batch if others run at the same time.
+            max_seconds: Work (`seconds_alone`) that is left to this batch if others compute at the same time.
         """
         plan = head.plan
         self.model = head.request.model
@@ -118,8 +118,9 @@ class Batch:
         if (marginal := plan.seconds - fixed) > 0:
             # One more may join while the run takes no more than so many times its fixed cost.
             full, divided = FULL_AT_FIXED_COSTS - 1, DIVIDED_AT_FIXED_COSTS - 1
-            share = max(1 + divided * fixed // marginal, self._max_seconds // plan.seconds)
-            most = min(most, 1 + full * fixed // marginal, share)
+            most = min(most, 1 + full * fixed // marginal)
+            if self._max_seconds < math.inf:
+                most = min(most, max(1 + divided * fixed // marginal, self._max_seconds // plan.seconds))
         return int(most)
 
     def add(self, sequence: SequenceInputs) -> None:

@@ -390,9 +390,9 @@ class Queue:
             if _is_wanted(head, now, expired):
                 share.start_tag = max(share.start_tag, head.start_tag)
                 self._shares.virtual_time = max(self._shares.virtual_time, share.virtual_time)
-                # On a device a batch of two would only wait for the turn of the other.
-                idle = max(1, self._computing_runs - len(self.running))
-                batch = Batch(self._limits, head, free_bytes, self._queued_seconds / idle)
+                idle = self._computing_runs - len(self.running)
+                slot_share_seconds = self._queued_seconds / idle if idle > 1 else math.inf
+                batch = Batch(self._limits, head, free_bytes, slot_share_seconds)
                 alone = not bucket and len(self._buckets) == 1  # the usual case
                 unwanted = [] if alone else self._fill(batch, bucket, now, expired)
             if not bucket:
