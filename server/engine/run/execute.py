@@ -4,8 +4,7 @@ Shapes: B sequences of the batch; Tq and Tk their largest query and key lengths.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 
@@ -55,17 +54,20 @@ def run_batch(
     """
     graph, started = model.manifest.graphs[kind], time.monotonic()
     session = (model.parallel_sessions if parallel else model.sessions)[kind]
-    split: Callable[[Graph, Outputs, Sequence[SequenceInputs]], list[Outputs]] = _split_rows
+    rows: Mapping[str, int] = {}
     if isinstance(model, ContextModel):
         inputs = _concatenate(model.context, graph, sequences, session)
     else:
-        rows = _padded_rows(model, kind, sequences)
+        if model.row_multiple > 1:
+            rows = _padded_rows(model, kind, sequences)
         inputs = {spec.name: _pad(model, spec, sequences, rows) for spec in graph.inputs}
-        split = partial(_split, is_padded=bool(rows))
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
-    results = split(graph, outputs, sequences)
+    if model.context is not None:
+        results = _split_rows(graph, outputs, sequences)
+    else:
+        results = _split(graph, outputs, sequences, is_padded=bool(rows))
     for at, sequence in enumerate(sequences):
         if sequence.head_selection is not None and model.weights_output is not None:
             name = model.weights_output.name
@@ -79,8 +81,6 @@ def _padded_rows(
     model: LoadedModel, kind: GraphKind, sequences: Sequence[SequenceInputs]
 ) -> Mapping[str, int]:
     """The length by symbolic axis of a run that is longer than its longest sequences; otherwise empty."""
-    if model.row_multiple == 1:
-        return {}
     longest = tuple(map(max, zip(*[sequence.lengths for sequence in sequences], strict=True)))
     padded = model.padded_lengths(kind, longest)
     return dict(zip(model.axes, padded, strict=True)) if padded != longest else {}

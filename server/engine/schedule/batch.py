@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.limits import UNLIMITED, Limits
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.session import RunControl
 
@@ -158,7 +158,9 @@ class Batch:
         seconds = self.model.seconds(kind, *size)
         if seconds > self.seconds + sequence.plan.seconds:
             return False
-        if self._rows(size) > self._max_rows or self.model.run_bytes(kind, *size) > self._max_bytes:
+        if self._max_rows < UNLIMITED and self._rows(size) > self._max_rows:
+            return False
+        if self.model.run_bytes(kind, *size) > self._max_bytes:
             return False
         if kind is not self.graph:
             self.graph, self._fixed_seconds = kind, self.model.run_cost(kind).fixed
