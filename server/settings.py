@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attention_serving.server import machine
-from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, Limits, select_versions
+from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, UNLIMITED, Limits, select_versions
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.tls import TlsFiles
@@ -30,8 +30,6 @@ from attention_serving.server.threads import Reloaded, Watched, read_bytes, unre
 HEADER_BYTES = MIB // 16
 # How much more memory runs may take than is expected, before they fail.
 ARENA_FACTOR = 1.25
-# Estimated memory of the run of several sequences, on the CPU and on CUDA, where larger runs gain.
-MAX_BATCH_BYTES = {"cpu": 256 * MIB, "cuda": 8192 * MIB}
 # What options need in combination with others.
 ONE_WORKER = "needs a single worker; set workers to 1"
 NOT_EXPLICIT = "needs a single worker, because a load request reaches only one; set workers to 1, or use poll"
@@ -243,8 +241,13 @@ class Requests(Section):
     """Folder in which stored contexts are kept across restarts and evictions, up to four times
     max_context_bytes, 32KiB counted for each. Servers with the same models may share it: a drop removes the
     file, and no copy in the memory of another process."""
-    max_batch_sequences: PositiveInt = 64
-    """Maximum number of sequences in one batch, at least 1."""
+    max_batch_sequences: PositiveInt | None = None
+    """Maximum number of sequences in one batch, at least 1. By default 64 on the CPU and 4096 on CUDA, where
+    max_batch_tokens bounds it first."""
+    max_batch_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Maximum number of tokens in one batch of several sequences, at least 0: rows, padding included; of
+    cross-attention, those of queries and keys. 0 sets no limit. By default 16384 on CUDA and no limit on the
+    CPU."""
 
 
 class Process(Section):
@@ -348,6 +351,8 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
     def limits(self) -> Limits:
         """What the engine may hold."""
         on_device = self.provider != "cpu" and self.device_memory > 0
+        defaults = (Provider.CUDA if self.provider == "cuda" else Provider.CPU).runtime.limits
+        max_rows = defaults.max_batch_rows if self.max_batch_tokens is None else self.max_batch_tokens
         return Limits(
             max_sequence_length=self.max_sequence_length,
             max_input_bytes=self.max_message_bytes,
@@ -355,8 +360,9 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
             max_run_bytes=int(self.device_memory) if on_device else self.memory_for_runs,
             max_in_flight_bytes=self.memory_for_requests,
             max_context_bytes=self.memory_for_contexts,
-            max_batch_sequences=self.max_batch_sequences,
-            max_batch_bytes=MAX_BATCH_BYTES.get(self.provider, 256 * MIB),
+            max_batch_sequences=self.max_batch_sequences or defaults.max_batch_sequences,
+            max_batch_rows=max_rows or UNLIMITED,
+            max_batch_bytes=defaults.max_batch_bytes,
         )
 
 

@@ -143,6 +143,7 @@ class SequencePlan(NamedTuple):
         run_bytes: Expected memory of that run.
         result_bytes: Size of the outputs of its request's graph.
         rows: Number of its rows on all symbolic axes: for cross-attention, those of query and key.
+        computed_rows: The same in a run of it alone, padding included.
         runs_alone: Whether it needs a run of its own: in blocks, and any of some models.
     """
 
@@ -154,6 +155,7 @@ class SequencePlan(NamedTuple):
     run_bytes: int
     result_bytes: int
     rows: int
+    computed_rows: int
     runs_alone: bool
 
 

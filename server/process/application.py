@@ -121,6 +121,7 @@ class Application:
             metrics.events,
             spin_seconds=settings.spin_seconds,
             parallel_runs=settings.device.parallel_runs,
+            computing_runs=settings.device.computing_runs,
             context_folder=settings.context_folder,
         )
         self._stack.callback(engine.close)

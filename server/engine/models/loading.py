@@ -262,6 +262,7 @@ def load_model(
         tokenizer=tokenizer,
         measured_error=max(errors),
         provider=sessions[GraphKind.PLAIN].provider,
+        row_multiple=device.provider.runtime.row_multiple,
         digest=files.digest,
         parallel_sessions=parallel_sessions,
         golden=tuple(cases),

@@ -41,8 +41,9 @@ ELEMENT_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor
 # The size of an axis of an output that is not an axis of an input.
 UNKNOWN = -1
 # Runs on a device take turns: two at a time returned wrong values on an H100. Kernels free some intermediates
-# while their stream still writes them: github.com/microsoft/onnxruntime/issues/32342.
-_DEVICE = threading.Lock()
+# while their stream still writes them: github.com/microsoft/onnxruntime/issues/32342. A thread that holds the
+# turn runs without a wait.
+DEVICE_TURN = threading.RLock()
 # Operators that compute with sizes of tensors, for which the runtime prefers the host. They take a few
 # numbers, and are not a reason for a warning.
 SHAPE_OPERATORS = (
@@ -90,7 +91,7 @@ class Session:
         """
         runtime = device.provider.runtime
         on_host = runtime.uses_host_cores
-        self._device_lock: AbstractContextManager[object] = nullcontext() if on_host else _DEVICE
+        self._device_lock: AbstractContextManager[object] = nullcontext() if on_host else DEVICE_TURN
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = device.threads if on_host else 1
         options.enable_mem_pattern = False
