@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from uuid import UUID
 
 import onnxruntime
 import pytest
@@ -16,7 +17,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.engine.run import cuda, session
-from attention_serving.server.engine.run.cuda import ask_driver
+from attention_serving.server.engine.run.driver import Gpu, gpus, visible_devices
 from attention_serving.server.engine.run.provider import RUNTIME_PROVIDERS, Device, Provider, ProviderError
 from attention_serving.server.engine.run.session import SHAPE_OPERATORS, Session, host_operators
 from tests.server.samples import CROSS, SELF
@@ -28,7 +29,7 @@ WITHOUT_CUDA = pytest.mark.skipif(
 
 
 def _find_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "find_device", lambda: "a device")
+    monkeypatch.setattr(cuda, "find_device", lambda: Gpu("a device", "GPU-0"))
     monkeypatch.setattr(session, "_register_arena", lambda *_: None)
 
 
@@ -43,6 +44,19 @@ def test_a_model_whose_provider_is_unavailable_fails_to_load(
         assert isinstance(model, FailedModel)
         assert reason in model.reason
         _find_a_device(monkeypatch)
+
+
+def test_int8_is_refused_on_a_device_and_fp16_named(artifacts: Path, tmp_path: Path) -> None:
+    shutil.copytree(artifacts / SELF, tmp_path / SELF)
+    manifest = tmp_path / SELF / "1/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"precision": "fp32"', '"precision": "int8"'))
+    model = ModelStore(tmp_path, Device(Provider.CUDA)).load(SELF, "1")
+    assert isinstance(model, FailedModel)
+    assert (model.is_transient, model.reason) == (
+        False,
+        "manifest.json: cuda has no kernels for int8, whose linear layers would run on the host; export it "
+        "with --precision fp16",
+    )
 
 
 def test_runs_on_a_device_take_turns(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +152,10 @@ int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = 100 + ordinal; return ordinal < COUNT ? 0 : 101; }
 int cuDeviceGetName(char *name, int length, int device) {
     if (length < 16) return 1;
-    strcpy(name, device == 100 ? "First" : "Second");
+    strcpy(name, device == 100 ? "First" : "Second MIG 1g");
     return 0;
 }
+int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, device, 16); return 0; }
 int cuGetErrorString(int error, const char **text) { *text = "no CUDA-capable device is detected"; return 0; }
 """
 
@@ -153,16 +168,43 @@ def build(folder: Path, *, count: int, init: int = 0) -> str:
     return str(library)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_the_first_device_of_the_driver_is_found(tmp_path: Path) -> None:
-    assert ask_driver(build(tmp_path, count=2)) == "First"
+@pytest.fixture
+def two_devices(tmp_path: Path) -> str:
+    """A library that does as a driver with two devices, whatever the environment says."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    return build(tmp_path, count=2)
+
+
+def test_the_devices_of_the_driver_are_found(two_devices: str) -> None:
+    assert gpus(two_devices) == [
+        Gpu("First", f"GPU-{UUID(bytes=bytes([100] * 16))}"),
+        Gpu("Second MIG 1g", f"MIG-{UUID(bytes=bytes([101] * 16))}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "devices"),
+    [
+        (None, ["0", "1"]),
+        ("3, 1", ["3", "1"]),
+        ("GPU-5,2,9", ["GPU-5", "2"]),  # the driver counts two: it does not know the third
+        ("MIG-a,MIG-b,MIG-c", ["MIG-a", "MIG-b", "MIG-c"]),  # of which it enumerates one
+    ],
+)
+def test_each_device_has_a_value_that_leaves_it_alone(
+    two_devices: str, variable: str | None, devices: list[str]
+) -> None:
+    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    assert visible_devices(two_devices, environment) == devices
+    assert visible_devices("libabsent.so.1", environment) == []
 
 
 def test_why_there_is_no_device(tmp_path: Path) -> None:
     with pytest.raises(ProviderError, match=r"driver is not installed, or not visible.*libabsent"):
-        ask_driver("libabsent.so.1")
+        gpus("libabsent.so.1")
     if shutil.which("cc"):
         with pytest.raises(ProviderError, match="offers no device to this process; see CUDA_VISIBLE_DEVICES"):
-            ask_driver(build(tmp_path, count=0))
+            gpus(build(tmp_path, count=0))
         with pytest.raises(ProviderError, match="cuInit returned 100, no CUDA-capable device is detected"):
-            ask_driver(build(tmp_path, count=1, init=100))
+            gpus(build(tmp_path, count=1, init=100))
