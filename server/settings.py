@@ -32,6 +32,7 @@ HEADER_BYTES = MIB // 16
 ARENA_FACTOR = 1.25
 # What options need in combination with others.
 ONE_WORKER = "needs a single worker; set workers to 1"
+NO_DEVICES = "0 is one worker for each GPU; set provider to cuda or auto"
 NOT_EXPLICIT = "needs a single worker, because a load request reaches only one; set workers to 1, or use poll"
 PAIR = "is needed with tls_certificate, and tls_certificate with it"
 NO_PAIR = "needs tls_certificate and tls_key too"
@@ -253,9 +254,10 @@ class Requests(Section):
 class Process(Section):
     """How many processes serve, how they stop, and what they log."""
 
-    workers: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of server processes that share the port, 1 to 1024. Every limit applies to each process, and
-    so do calls that put, list or drop stored contexts."""
+    workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Number of server processes that share the port, 1 to 1024. 0 starts one for each GPU (needs provider
+    cuda, or auto, which starts one process if CUDA cannot be used). Workers use the GPUs in turn. Every limit
+    applies to each process, and so do calls that put, list or drop stored contexts."""
     worker_timeout_seconds: Annotated[NonNegativeFloat, Field(allow_inf_nan=False)] = 30.0
     """How long a worker process or the HTTP process may fail to report that it serves before it is killed and
     replaced, in seconds, at least 2. 0 disables the check."""
@@ -281,8 +283,9 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
 
     @model_validator(mode="after")
     def _are_consistent(self) -> Self:
-        several = self.workers > 1
+        several = self.workers != 1
         rules = (
+            ("workers", self.workers == 0 and self.provider == "cpu", NO_DEVICES),
             ("unix_socket", self.unix_socket and several, ONE_WORKER),
             ("allow_shared_memory", self.allow_shared_memory and several, ONE_WORKER),
             ("model_control", self.model_control == "explicit" and several, NOT_EXPLICIT),
@@ -306,7 +309,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
 
     @property
     def _memory(self) -> int:
-        share = machine.available_bytes() // (2 * self.workers)
+        share = machine.available_bytes() // (2 * max(1, self.workers))
         return self.max_memory or max(share, 2 * (self.max_in_flight_bytes + (self.max_context_bytes or 0)))
 
     @property

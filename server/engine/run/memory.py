@@ -38,7 +38,7 @@ ADDRESS_BITS = 64
 
 
 class Registry(Protocol):
-    """Registers host memory with a device; the module `server.engine.run.cuda` is one."""
+    """Registers host memory with a device; the module `server.engine.run.driver` is one."""
 
     def register(self, address: int, size: int) -> None:
         """Locks the pages of some memory; raises ProviderError if that fails."""

@@ -13,7 +13,7 @@ import onnxruntime
 from onnxruntime import OrtValue
 
 from attention_serving.artifact.runtime import unsafe_optimizers
-from attention_serving.server.engine.run import cuda
+from attention_serving.server.engine.run import cuda, driver
 from attention_serving.server.engine.run.memory import Allocator, SlabPool
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array, Context
@@ -117,7 +117,7 @@ class Session:
         if self.provider != runtime.name:
             raise ProviderError(f"{runtime.name} did not take the graph, although it computes on the device")
         self._arenas, self._memory, self._overlaps = runtime.arenas, runtime.memory.lower(), device.overlaps
-        self._synchronize: Callable[[], None] = _do_nothing if on_host else cuda.synchronize
+        self._synchronize: Callable[[], None] = _do_nothing if on_host else driver.synchronize
         binds = not on_host if device.binds is None else device.binds
         self.slabs = slab_pool(device.provider) if binds else None
         self.empty: Allocator = np.empty if self.slabs is None else self.slabs.empty
@@ -232,13 +232,13 @@ class Session:
 
 
 def _do_nothing() -> None:
-    """Takes the place of `cuda.synchronize` on the host, which has finished when a call returns."""
+    """Takes the place of `driver.synchronize` on the host, which has finished when a call returns."""
 
 
 @cache
 def slab_pool(provider: Provider) -> SlabPool:
     """The slabs of all sessions of this process."""
-    return SlabPool() if provider.runtime.uses_host_cores else SlabPool(registry=cuda)
+    return SlabPool() if provider.runtime.uses_host_cores else SlabPool(registry=driver)
 
 
 def host_operators(session: onnxruntime.InferenceSession, provider: str) -> list[str]:
