@@ -5,7 +5,7 @@ import math
 import random
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from onnxruntime import OrtValue
 
 from attention_serving.artifact.manifest import KEY_POSITIONS, GraphKind
 from attention_serving.server.engine.limits import Limits
@@ -127,7 +128,7 @@ class Batch(NamedTuple):
         decoded = DecodedRequest(inputs={"token_ids": Ragged(ids, tuple(self.lengths))})
         return list(validate(decoded, model, Limits()).sequences)
 
-    def run(self, models: dict[str, LoadedModel], control: RunControl | None = None) -> list[Outputs]:
+    def run(self, models: Mapping[str, LoadedModel], control: RunControl | None = None) -> list[Outputs]:
         """The outputs of its sequences."""
         model = models[self.name]
         kind = self.kind if len(set(self.lengths)) == 1 else model.mixed_graph(self.kind)
@@ -228,3 +229,23 @@ def test_a_context_is_copied_once_and_freed_with_it(
     del held
     gc.collect()
     assert not any(tensor() for tensor in tensors)
+
+
+def test_a_context_for_which_the_device_has_no_memory_is_copied_by_every_run(
+    models: dict[str, LoadedModel],
+    bound_models: dict[str, LoadedModel],
+    context: Context,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = Context(id="held", nbytes=0, length=ROWS, tensors=context.tensors)
+    with monkeypatch.context() as patch:
+        patch.setattr(OrtValue, "ortvalue_from_numpy", lambda *_: 1 / 0)
+        bound_models[CROSS].sessions[GraphKind.CONTEXT].context_inputs(held)
+    assert [record.message for record in caplog.records] == ["context not kept on the device"]
+    batch, unbound, bound = (
+        Batch(CONTEXT, GraphKind.PLAIN, [3, 5], 0, fails=False),
+        *({CONTEXT: each[CROSS].with_context(held)} for each in (models, bound_models)),
+    )
+    for outputs, expected in zip(batch.run(bound), batch.run(unbound), strict=True):
+        np.testing.assert_array_equal(outputs["context_vectors"], expected["context_vectors"])

@@ -70,11 +70,14 @@ def _take_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     _find_a_device(monkeypatch)
 
 
-def test_runs_on_a_device_take_turns(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_runs_on_a_device_take_turns(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch, *, overlaps: bool
+) -> None:
     """Here the host takes the place of the device: another provider, the same turns."""
     _take_for_a_device(monkeypatch)
     graph, busy = artifacts / SELF / "1/model.onnx", threading.Lock()
-    opened = [Session(graph, Device(Provider.CUDA)) for _ in range(2)]
+    opened = [Session(graph, Device(Provider.CUDA, overlaps=overlaps)) for _ in range(2)]
     run = onnxruntime.InferenceSession.run_with_iobinding
 
     def run_alone(*arguments: Any) -> None:
