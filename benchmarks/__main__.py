@@ -115,7 +115,7 @@ def prove_and_measure(
     conditions = {"device": "the CPU: nothing here says anything about a GPU"}
     with report_failures():
         if device is Provider.CUDA:
-            conditions = {"name": driver.find_device(), "cuda": driver.cuda_version()}
+            conditions = {"name": driver.find_device().name, "cuda": driver.cuda_version()}
 
     def steps(findings: run.Findings) -> None:
         for row in cuda.prove_all(cache / "proof", device, quick=quick):
