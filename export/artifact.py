@@ -37,6 +37,7 @@ from attention_serving.export import parity
 from attention_serving.export.assumptions import Assumption
 from attention_serving.export.blocks import NotInBlocksError, split_into_blocks
 from attention_serving.export.certificate import sign_artifact
+from attention_serving.export.cuda import cuda_facts
 from attention_serving.export.errors import ExportError, details_in_file
 from attention_serving.export.graph import OPSET, finish_graph, trace
 from attention_serving.export.precision import Precision
@@ -218,6 +219,7 @@ class ArtifactWriter:
             branches=spec.branches,
             notes=spec.notes,
         )
+        report["cuda"] = cuda_facts(graphs)
         (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
         self.progress("golden vectors")
         golden = [
