@@ -55,14 +55,14 @@ def _has_kernel(node: NodeProto, types: Mapping[str, int], opset: int) -> bool:
     # Constants become weights; an operator without any kernel is replaced by the operators of its function.
     if node.op_type == CONSTANT or node.op_type not in _operators_of_runtime():
         return True
-    taken = {
+    element_types = {
         (constraint, TensorProto.DataType.Name(types[name]).lower())
         for parameters, names in ((schema.inputs, node.input), (schema.outputs, node.output))
         for constraint, name in zip(_constraints(parameters, len(names)), names, strict=True)
         if types.get(name)
     }
     return any(
-        all(element in kernel.get(constraint, {element}) for constraint, element in taken)
+        all(element in kernel.get(constraint, {element}) for constraint, element in element_types)
         for first, last, kernel in _kernels().get(node.op_type, ())
         # As in `KernelRegistry::VerifyKernelDef`: a kernel without an end is for one version of the operator.
         if first == schema.since_version or (last and first <= schema.since_version <= last)

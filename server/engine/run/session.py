@@ -29,8 +29,8 @@ OUT_OF_MEMORY = (
     "CUDA error cudaErrorMemoryAllocation",
     "CUBLAS failure 3:",
 )
-# Runs on a device take turns: two at a time returned wrong values on an H100. Kernels free some intermediates
-# while their stream still writes them: github.com/microsoft/onnxruntime/issues/32342.
+# Runs on a device take turns: two at a time returned wrong values on an H100, for a reason that is not known.
+# github.com/microsoft/onnxruntime/issues/32342 is similar; its cause, memory of Einsum, is in no graph here.
 _DEVICE = threading.Lock()
 # Operators that compute with sizes of tensors, for which the runtime prefers the host. They take a few
 # numbers, and are not a reason for a warning.
