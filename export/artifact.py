@@ -38,7 +38,7 @@ from attention_serving.export import parity
 from attention_serving.export.assumptions import Assumption
 from attention_serving.export.blocks import NotInBlocksError, split_into_blocks
 from attention_serving.export.certificate import sign_artifact
-from attention_serving.export.cuda import cuda_facts
+from attention_serving.export.cuda import cuda_facts, opset_of
 from attention_serving.export.errors import ExportError, details_in_file
 from attention_serving.export.graph import finish_graph, trace
 from attention_serving.export.precision import Precision
@@ -61,8 +61,6 @@ PARITY_FILE = "parity.json"
 TOKENIZER_FILE = "tokenizer.json"
 GRAPH_FILES = {kind: f"model.{kind}.onnx" for kind in GraphKind} | {GraphKind.PLAIN: "model.onnx"}
 WEIGHTS_FILE = "weights.bin"
-# Names of the domain of standard operators.
-ONNX = ("", "ai.onnx")
 # Weights of at least this size in total are stored in one file that the graphs share.
 EXTERNAL_BYTES = 1 << 20
 # Smaller tensors stay in the graph: shapes and scalars, which the runtime folds.
@@ -235,10 +233,9 @@ class ArtifactWriter:
         save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
         if spec.tokenizer is not None:
             spec.tokenizer.save(str(folder / TOKENIZER_FILE))
-        opset = max(
-            opset.version for graph in graphs.values() for opset in graph.opset_import if opset.domain in ONNX
+        manifest = self._manifest(
+            folder, signatures, attention, opset=max(map(opset_of, graphs.values())), refuses_nan=refuses_nan
         )
-        manifest = self._manifest(folder, signatures, attention, opset=opset, refuses_nan=refuses_nan)
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 

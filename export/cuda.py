@@ -19,6 +19,13 @@ from attention_serving.artifact.kernels import WIDTH_MULTIPLE, AttentionOperator
 from attention_serving.artifact.manifest import GraphKind
 
 CONSTANT = "Constant"
+# Names of the domain of the standard's operators.
+STANDARD = ("", "ai.onnx")
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard's operators that a graph uses."""
+    return max((opset.version for opset in model.opset_import if opset.domain in STANDARD), default=1)
 
 
 def cuda_facts(
@@ -50,10 +57,12 @@ def cuda_facts(
 def host_operators(model: onnx.ModelProto) -> dict[str, int]:
     """The operators of a graph that have no CUDA kernel for their opset and element types, and their number.
 
+    Operators outside the ONNX standard, which ONNX files may have, are not looked up.
+
     Args:
         model: The graph. Its weights may be in a file beside it.
     """
-    (opset,) = [imported.version for imported in model.opset_import if not imported.domain]
+    opset = opset_of(model)
     graph = onnx.shape_inference.infer_shapes(model).graph
     names = (node.op_type for node, types in _nodes(graph, {}) if not _has_kernel(node, types, opset))
     return dict(sorted(Counter(names).items()))
@@ -72,10 +81,11 @@ def _nodes(graph: onnx.GraphProto, outer: Mapping[str, int]) -> Iterator[tuple[N
 
 
 def _has_kernel(node: NodeProto, types: Mapping[str, int], opset: int) -> bool:
-    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
     # Constants become weights; an operator without any kernel is replaced by the operators of its function.
-    if node.op_type == CONSTANT or node.op_type not in _operators_of_runtime():
+    is_known = node.domain in STANDARD and node.op_type in _operators_of_runtime()
+    if not is_known or node.op_type == CONSTANT:
         return True
+    schema = onnx.defs.get_schema(node.op_type, opset)
     element_types = {
         (constraint, TensorProto.DataType.Name(types[name]).lower())
         for parameters, names in ((schema.inputs, node.input), (schema.outputs, node.output))

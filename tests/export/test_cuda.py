@@ -36,6 +36,7 @@ GRAPHS = {
         " else_branch = e () => (float[N] b) { b = Acos(x) }>",
         {"Acos": 1, "Det": 1},
     ),
+    "of another domain": ("21", "float[N] x", "float[N] y", "y = com.microsoft.FastGelu(x)", {}),
     "replaced by a function": ("24", "float[N] x", "float[N] y", "y = Swish(x)", {}),
 }
 
@@ -44,7 +45,7 @@ GRAPHS = {
 def test_what_cuda_lacks_is_named(
     opset: str, inputs: str, outputs: str, body: str, operators: dict[str, int]
 ) -> None:
-    text = f'<ir_version: 10, opset_import: ["": {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    text = f'<ir_version: 10, opset_import: ["ai.onnx": {opset}, "com.microsoft": 1]> g ({inputs}) => ({outputs}) {{ {body} }}'
     assert host_operators(onnx.parser.parse_model(text)) == operators
 
 
