@@ -4,6 +4,7 @@ Weights are rounded to bfloat16, and the layers of an encoder are rotations of o
 a small part of their size, and no two layers share memory.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -166,6 +167,7 @@ def make_encoder(name: str, folder: Path) -> None:
     parts = [Transformer(str(plain)), Pooling(width), Normalize()]
     library: Any = SentenceTransformer(modules=parts, device="cpu")
     library.half().save(str(folder), create_model_card=False)
+    shutil.rmtree(plain)
 
 
 def word(number: int) -> str:
