@@ -53,17 +53,16 @@ class AttentionOperator(Record):
         """The kernel of a run.
 
         Args:
-            sizes: Sizes of the symbolic axes. If one that matters is absent, it is taken for an unsuitable one.
+            sizes: Sizes of the symbolic axes. One that matters and is absent counts as unsuitable.
         """
         is_half, is_grouped = self.data_type != "float32", self.num_heads != self.num_key_heads
         widths = (self.key_width, self.value_width)
         if any(width % WIDTH_MULTIPLE or width > MOST_EFFICIENT_WIDTH for width in widths):
             return Kernel.UNFUSED
         is_square = self.query_axis is not None and self.query_axis == self.key_axis
-        if is_half and not self.has_mask and (is_square or not self.causal) and len({*widths}) == 1:
-            if self.key_width <= MOST_FLASH_WIDTH:
-                return Kernel.FLASH
+        has_flash_widths = self.key_width == self.value_width <= MOST_FLASH_WIDTH
+        if is_half and has_flash_widths and not self.has_mask and (is_square or not self.causal):
+            return Kernel.FLASH
         keys = self.key_axis if isinstance(self.key_axis, int) else sizes.get(self.key_axis or "", 1)
-        if (self.has_mask and keys % MASK_ALIGNMENT) or (is_grouped and not is_half):
-            return Kernel.UNFUSED
-        return Kernel.MEMORY_EFFICIENT
+        is_unaligned = self.has_mask and keys % MASK_ALIGNMENT
+        return Kernel.UNFUSED if is_unaligned or (is_grouped and not is_half) else Kernel.MEMORY_EFFICIENT

@@ -196,6 +196,7 @@ class Manifest(Record):
     """0 if unknown, as for non-attention modules."""
     causal: bool
     opset: Size
+    """Version of the standard's operators: the highest of all graphs."""
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     activation_scales: Literal["row", "fixed"] | None = None
     """For int8, the activations that share a scale: those of a row, or all of all runs. Absent in earlier

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from attention_serving.artifact.golden import GoldenCase, golden_tensors, texts_of, token_inputs
+from attention_serving.artifact.kernels import AttentionOperator
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import (
     EAGER,
@@ -38,10 +39,11 @@ from attention_serving.export.assumptions import Assumption
 from attention_serving.export.blocks import NotInBlocksError, split_into_blocks
 from attention_serving.export.certificate import sign_artifact
 from attention_serving.export.errors import ExportError, details_in_file
-from attention_serving.export.graph import OPSET, finish_graph, trace
+from attention_serving.export.graph import finish_graph, trace
 from attention_serving.export.precision import Precision
 from attention_serving.export.probe import LongCase
 from attention_serving.export.quantisation import HALF_TYPES, in_precision, quantise_linear_layers
+from attention_serving.export.rewrite import attention_operators
 from attention_serving.export.signature import (
     QUERY_AXIS,
     AttentionModule,
@@ -58,6 +60,8 @@ PARITY_FILE = "parity.json"
 TOKENIZER_FILE = "tokenizer.json"
 GRAPH_FILES = {kind: f"model.{kind}.onnx" for kind in GraphKind} | {GraphKind.PLAIN: "model.onnx"}
 WEIGHTS_FILE = "weights.bin"
+# Names of the domain of standard operators.
+ONNX = ("", "ai.onnx")
 # Weights of at least this size in total are stored in one file that the graphs share.
 EXTERNAL_BYTES = 1 << 20
 # Smaller tensors stay in the graph: shapes and scalars, which the runtime folds.
@@ -182,7 +186,7 @@ class ArtifactWriter:
 
     def _write(self, folder: Path) -> Manifest:
         """Writes all files into a folder; the manifest, which lists the others, last."""
-        spec, (graphs, assumptions) = self.spec, self._graphs()
+        spec, (graphs, assumptions, attention) = self.spec, self._graphs()
         judge = spec.file.judge if spec.file is not None else ""
         signatures = [s for s in spec.signatures if s.kind in graphs]
         write_graphs({GRAPH_FILES[kind]: graph for kind, graph in graphs.items()}, folder)
@@ -229,15 +233,24 @@ class ArtifactWriter:
         save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
         if spec.tokenizer is not None:
             spec.tokenizer.save(str(folder / TOKENIZER_FILE))
-        manifest = self._manifest(folder, signatures, refuses_nan=refuses_nan)
+        opset = max(
+            each.version for graph in graphs.values() for each in graph.opset_import if each.domain in ONNX
+        )
+        manifest = self._manifest(folder, signatures, attention, opset=opset, refuses_nan=refuses_nan)
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 
-    def _graphs(self) -> tuple[dict[GraphKind, onnx.ModelProto], dict[GraphKind, Sequence[Assumption]]]:
-        """Each graph, without those that cannot be computed in blocks, and what each assumes."""
+    def _graphs(
+        self,
+    ) -> tuple[
+        dict[GraphKind, onnx.ModelProto],
+        dict[GraphKind, Sequence[Assumption]],
+        dict[GraphKind, tuple[AttentionOperator, ...]],
+    ]:
+        """Each graph, without those that cannot be computed in blocks; what each assumes; its operators."""
         spec, traced = self.spec, dict[GraphKind, onnx_ir.Model]()
         if spec.file is not None:
-            return dict(spec.file.graphs), {}
+            return dict(spec.file.graphs), {}, {}
         assumptions = dict[GraphKind, Sequence[Assumption]]()
         for signature in spec.signatures:
             kind = signature.kind
@@ -261,7 +274,7 @@ class ArtifactWriter:
             for graph in traced.values():
                 quantise_linear_layers(graph)
         graphs = {s.kind: finish_graph(traced[s.kind], s) for s in spec.signatures if s.kind in traced}
-        return graphs, assumptions
+        return graphs, assumptions, {kind: attention_operators(graph) for kind, graph in traced.items()}
 
     def _limit(
         self,
@@ -316,7 +329,15 @@ class ArtifactWriter:
             for texts in [texts_of(case)]
         }
 
-    def _manifest(self, folder: Path, signatures: Sequence[Signature], *, refuses_nan: bool) -> Manifest:
+    def _manifest(
+        self,
+        folder: Path,
+        signatures: Sequence[Signature],
+        attention: Mapping[GraphKind, tuple[AttentionOperator, ...]],
+        *,
+        opset: int,
+        refuses_nan: bool,
+    ) -> Manifest:
         spec, file = self.spec, self.spec.file
         scales: Literal["row", "fixed"] | None = "row" if self.precision is Precision.INT8 else None
         parameters = sum(parameter.numel() for parameter in spec.module.parameters())
@@ -327,14 +348,19 @@ class ArtifactWriter:
             config=dict(spec.config),
             num_heads=spec.num_heads,
             causal=spec.causal,
-            opset=OPSET if file is None else file.opset,
+            opset=opset,
             precision=self.precision.value,
             activation_scales=scales if file is None else file.activation_scales,
             tolerance=self.tolerance,
             parameters=parameters if file is None else file.parameters,
             cost=spec.cost,
             graphs={
-                s.kind: Graph(file=GRAPH_FILES[s.kind], inputs=s.inputs, outputs=s.outputs)
+                s.kind: Graph(
+                    file=GRAPH_FILES[s.kind],
+                    inputs=s.inputs,
+                    outputs=s.outputs,
+                    attention=attention.get(s.kind, ()),
+                )
                 for s in signatures
             },
             max_lengths=dict(signatures[0].max_lengths),

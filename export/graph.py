@@ -30,6 +30,7 @@ from attention_serving.export.assumptions import (
 )
 from attention_serving.export.derived import MOST_STRIDE
 from attention_serving.export.errors import ExportError
+from attention_serving.export.masks import remove_masks
 from attention_serving.export.rewrite import expand_masks, expand_rotary, merge_heads, read_sizes_once
 from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
@@ -87,6 +88,7 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
     _rename_inner_values(program.model)
     read_sizes_once(program.model)
     expand_masks(program.model)
+    remove_masks(program.model)
     expand_rotary(program.model)
     merge_heads(program.model)
     return Traced(program.model, assumptions)

@@ -183,7 +183,6 @@ def file_spec(
             graphs=graphs,
             golden=cases,
             judge=judge,
-            opset=file.opset,
             parameters=file.parameters,
             activation_scales="fixed" if precision is Precision.INT8 and not alone else None,
         ),

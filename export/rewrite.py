@@ -4,8 +4,8 @@ Shapes: B batch, T rows, Tq query rows, Tk key rows, H query heads, Hkv key and 
 head, d_k and d_v those of a key and of a value head.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-MASK_INPUT = 3
+from attention_serving.artifact.kernels import AttentionOperator
+
+MASK_INPUT, LENGTHS_INPUT = 3, 6
 ROWS_AND_HEADS_SWAPPED = (0, 2, 1, 3)
 Attribute = int | float | str | Sequence[int] | onnx_ir.TensorProtocol | onnx_ir.Graph | onnx_ir.Attr
 
@@ -69,7 +71,7 @@ def read_sizes_once(model: onnx_ir.Model) -> None:
     """
     first: dict[int | str | None, tuple[Value, int]] = {}
     for value in model.graph.inputs:
-        for axis, name in enumerate(_axes(value)):
+        for axis, name in enumerate(axes_of(value)):
             first.setdefault(name, (value, axis))
     reads: dict[str | None, list[Node]] = defaultdict(list)
     for node in model.graph:
@@ -83,7 +85,7 @@ def _read_once(graph: onnx_ir.Graph, reads: Sequence[Node], value: Value, axis: 
     """The operator that takes the place of others, which read the size of one axis."""
     size = onnx_ir.node("Shape", [value], {"start": axis, "end": axis + 1})
     (output,), (previous, *_) = size.outputs, reads[0].outputs
-    output.name, output.shape, output.type = f"size.{_axes(value)[axis]}", previous.shape, previous.type
+    output.name, output.shape, output.type = f"size.{axes_of(value)[axis]}", previous.shape, previous.type
     for node in reads:
         onnx_ir.convenience.replace_all_uses_with(node.outputs[0], output)
         graph.remove(node, safe=True)
@@ -95,7 +97,7 @@ def _axis_read(node: Node, inputs: Sequence[Value]) -> str | None:
     if node.op_type != "Shape" or node.inputs[0] not in inputs or "end" not in node.attributes:
         return None
     start, end = (node.attributes[name].as_int() for name in ("start", "end"))
-    name = _axes(node.inputs[0])[start]
+    name = axes_of(node.inputs[0])[start]
     return name if isinstance(name, str) and end == start + 1 else None
 
 
@@ -110,13 +112,13 @@ def expand_masks(model: onnx_ir.Model) -> None:
         query, key, _, mask, *_ = (*attention.inputs, None)
         if query is None or key is None or mask is None:
             continue
-        lengths = [_axes(query)[2], _axes(key)[2]]
-        if _axes(mask)[-2:] == lengths and None not in lengths:
+        lengths = [axes_of(query)[2], axes_of(key)[2]]
+        if axes_of(mask)[-2:] == lengths and None not in lengths:
             continue
         builder = Builder(f"mask.{index}")
         pairs = builder.vector(builder.size(query, 2), builder.size(key, 2))
         full = builder.op("Expand", mask, pairs)  # (..., Tq, Tk)
-        full.shape, full.type = onnx_ir.Shape([*_axes(mask)[:-2], *lengths]), mask.type
+        full.shape, full.type = onnx_ir.Shape([*axes_of(mask)[:-2], *lengths]), mask.type
         model.graph.insert_before(attention, builder.nodes)
         attention.replace_input_with(MASK_INPUT, full)
 
@@ -131,7 +133,7 @@ def expand_rotary(model: onnx_ir.Model) -> None:
         rotated, *angles = rotation.inputs[:3]
         builder = Builder(f"rotary.{index}")
         for place, angle in enumerate(angles, start=1):
-            if rotated is None or angle is None or _axes(angle)[:1] == _axes(rotated)[:1]:
+            if rotated is None or angle is None or axes_of(angle)[:1] == axes_of(rotated)[:1]:
                 continue
             shape = builder.op(
                 "Concat", builder.vector(builder.size(rotated, 0)), builder.integers([1, 1]), axis=0
@@ -158,10 +160,52 @@ def _merge_heads(graph: onnx_ir.Graph, attention: Node) -> None:
     joined = _whole_rows(attention.outputs[0], _after)  # (B, Tq, H * d_v)
     if None in rows or joined is None:
         return
-    counts = {"q_num_heads": _axes(query)[1], "kv_num_heads": _axes(key)[1]}
+    counts = {"q_num_heads": axes_of(query)[1], "kv_num_heads": axes_of(key)[1]}
     merged = onnx_ir.node("Attention", [*rows, *masks], {**attention.attributes, **counts})
     # The output keeps its name. The operators around the old node become unused and are removed.
     onnx_ir.convenience.replace_nodes_and_values(graph, attention, [], [merged], [joined], merged.outputs)
+
+
+def attention_operators(model: onnx_ir.Model) -> tuple[AttentionOperator, ...]:
+    """The Attention operators of a graph, for its manifest; none if a width is not known.
+
+    Args:
+        model: As traced and rewritten, with the shapes of its values.
+    """
+    names = {axis for value in model.graph.inputs for axis in axes_of(value)}
+    operators = Counter(_describe(node, names) for node in model.graph if node.op_type == "Attention")
+    if None in operators:
+        return ()
+    return tuple(
+        operator.model_copy(update={"count": count}) for operator, count in operators.items() if operator
+    )
+
+
+def _describe(attention: Node, names: Collection[int | str | None]) -> AttentionOperator | None:
+    """One Attention operator of a graph whose inputs have axes of some names; None if a width is unknown."""
+    query, key, value, mask, _, _, lengths = (*attention.inputs, *[None] * LENGTHS_INPUT)[: LENGTHS_INPUT + 1]
+    counts = [attention.attributes.get_int(name, 0) for name in ("q_num_heads", "kv_num_heads")]
+    heads: list[Any] = counts if any(counts) else [axes_of(rows)[1] for rows in (query, key)]
+    widths: list[Any] = [axes_of(rows)[-1] for rows in (key, value)]
+    data_type: Any = None if query is None or query.dtype is None else query.dtype.numpy().name
+    if data_type is None or not all(isinstance(size, int) for size in (*heads, *widths)):
+        return None
+    axes: list[Any] = [axes_of(rows)[-2] for rows in (query, key)]
+    query_axis, key_axis = (axis if axis in names or isinstance(axis, int) else None for axis in axes)
+    return AttentionOperator(
+        count=1,
+        data_type=data_type,
+        num_heads=heads[0],
+        num_key_heads=heads[1],
+        # Rows of heads are (B, T, H * d) if the operator splits them, and otherwise (B, H, T, d).
+        key_width=widths[0] // (counts[1] or 1),
+        value_width=widths[1] // (counts[1] or 1),
+        query_axis=query_axis,
+        key_axis=key_axis,
+        has_mask=mask is not None,
+        has_lengths=lengths is not None,
+        causal=bool(attention.attributes.get_int("is_causal", 0)),
+    )
 
 
 def _whole_rows(heads: Value | None, step: Callable[[Value | None, str], Value | None]) -> Value | None:
@@ -171,9 +215,9 @@ def _whole_rows(heads: Value | None, step: Callable[[Value | None, str], Value |
     """
     separate = step(heads, "Transpose")  # (B, T, H, d)
     rows = step(separate, "Reshape")
-    match _axes(separate):
+    match axes_of(separate):
         case [batch, length, int(count), int(width)] if None not in (batch, length):
-            return rows if _axes(rows) == [batch, length, count * width] else None
+            return rows if axes_of(rows) == [batch, length, count * width] else None
     return None
 
 
@@ -193,7 +237,7 @@ def _is(node: Node, operator: str) -> bool:
     return operator != "Transpose" or node.attributes["perm"].as_ints() == ROWS_AND_HEADS_SWAPPED
 
 
-def _axes(value: Value | None) -> list[int | str | None]:
+def axes_of(value: Value | None) -> list[int | str | None]:
     """Size or name of each axis; None for an axis without either."""
     if value is None or value.shape is None:
         return []

@@ -266,7 +266,6 @@ class FileFacts:
         graphs: By kind, in place of traced ones.
         golden: By kind, the cases that the judge has computed.
         judge: What the golden vectors are of, in place of eager PyTorch.
-        opset: Version of its operators.
         parameters: Number of elements of its weights.
         activation_scales: As in the manifest.
     """
@@ -274,7 +273,6 @@ class FileFacts:
     graphs: Mapping[GraphKind, onnx.ModelProto]
     golden: Mapping[GraphKind, Sequence[GoldenCase]]
     judge: str
-    opset: int
     parameters: int
     activation_scales: Literal["row", "fixed"] | None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attention_serving.server.addresses import check_exposure
+from attention_serving.server.engine.run.driver import visible_devices
 from attention_serving.server.errors import ServerError
 from attention_serving.server.lifecycle import Inbox, end, handle_signals
 from attention_serving.server.machine import temporary_folder
@@ -39,10 +40,14 @@ def serve(settings: Settings) -> int:
         check_exposure(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
         inbox = Inbox()
         handle_signals(inbox.put)
+        is_on_host = settings.workers == 1 or settings.provider == "cpu"
+        devices = [] if is_on_host else visible_devices()
+        if settings.workers == 0:  # a process without a device says why, or takes the host
+            settings = settings.model_copy(update={"workers": max(1, len(devices))})
         if settings.workers > 1:
             from attention_serving.server.process.workers import Workers  # noqa: PLC0415
 
-            run(Workers(settings, inbox))
+            run(Workers(settings, inbox, devices))
         else:
             from attention_serving.server.process.application import Application  # noqa: PLC0415
 

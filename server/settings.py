@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attention_serving.server import machine
-from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, Limits, select_versions
+from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, UNLIMITED, Limits, select_versions
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.tls import TlsFiles
@@ -30,10 +30,9 @@ from attention_serving.server.threads import Reloaded, Watched, read_bytes, unre
 HEADER_BYTES = MIB // 16
 # How much more memory runs may take than is expected, before they fail.
 ARENA_FACTOR = 1.25
-# Estimated memory of the run of several sequences, on the CPU and on CUDA, where larger runs gain.
-MAX_BATCH_BYTES = {"cpu": 256 * MIB, "cuda": 8192 * MIB}
 # What options need in combination with others.
 ONE_WORKER = "needs a single worker; set workers to 1"
+NO_DEVICES = "0 is one worker for each GPU; set provider to cuda or auto"
 NOT_EXPLICIT = "needs a single worker, because a load request reaches only one; set workers to 1, or use poll"
 PAIR = "is needed with tls_certificate, and tls_certificate with it"
 NO_PAIR = "needs tls_certificate and tls_key too"
@@ -243,16 +242,22 @@ class Requests(Section):
     """Folder in which stored contexts are kept across restarts and evictions, up to four times
     max_context_bytes, 32KiB counted for each. Servers with the same models may share it: a drop removes the
     file, and no copy in the memory of another process."""
-    max_batch_sequences: PositiveInt = 64
-    """Maximum number of sequences in one batch, at least 1."""
+    max_batch_sequences: PositiveInt | None = None
+    """Maximum number of sequences in one batch, at least 1. By default 64 on the CPU and 4096 on CUDA, where
+    max_batch_tokens bounds it first."""
+    max_batch_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Maximum number of tokens in one batch of several sequences, at least 0: rows, padding included; of
+    cross-attention, those of queries and keys. 0 sets no limit. By default 16384 on CUDA and no limit on the
+    CPU."""
 
 
 class Process(Section):
     """How many processes serve, how they stop, and what they log."""
 
-    workers: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of server processes that share the port, 1 to 1024. Every limit applies to each process, and
-    so do calls that put, list or drop stored contexts."""
+    workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Number of server processes that share the port, 1 to 1024. 0 starts one for each GPU (needs provider
+    cuda, or auto, which starts one process if CUDA cannot be used). Workers use the GPUs in turn. Every limit
+    applies to each process, and so do calls that put, list or drop stored contexts."""
     worker_timeout_seconds: Annotated[NonNegativeFloat, Field(allow_inf_nan=False)] = 30.0
     """How long a worker process or the HTTP process may fail to report that it serves before it is killed and
     replaced, in seconds, at least 2. 0 disables the check."""
@@ -278,8 +283,9 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
 
     @model_validator(mode="after")
     def _are_consistent(self) -> Self:
-        several = self.workers > 1
+        several = self.workers != 1
         rules = (
+            ("workers", self.workers == 0 and self.provider == "cpu", NO_DEVICES),
             ("unix_socket", self.unix_socket and several, ONE_WORKER),
             ("allow_shared_memory", self.allow_shared_memory and several, ONE_WORKER),
             ("model_control", self.model_control == "explicit" and several, NOT_EXPLICIT),
@@ -303,7 +309,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
 
     @property
     def _memory(self) -> int:
-        share = machine.available_bytes() // (2 * self.workers)
+        share = machine.available_bytes() // (2 * max(1, self.workers))
         return self.max_memory or max(share, 2 * (self.max_in_flight_bytes + (self.max_context_bytes or 0)))
 
     @property
@@ -348,6 +354,8 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
     def limits(self) -> Limits:
         """What the engine may hold."""
         on_device = self.provider != "cpu" and self.device_memory > 0
+        defaults = (Provider.CUDA if self.provider == "cuda" else Provider.CPU).runtime.limits
+        max_rows = defaults.max_batch_rows if self.max_batch_tokens is None else self.max_batch_tokens
         return Limits(
             max_sequence_length=self.max_sequence_length,
             max_input_bytes=self.max_message_bytes,
@@ -355,8 +363,9 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
             max_run_bytes=int(self.device_memory) if on_device else self.memory_for_runs,
             max_in_flight_bytes=self.memory_for_requests,
             max_context_bytes=self.memory_for_contexts,
-            max_batch_sequences=self.max_batch_sequences,
-            max_batch_bytes=MAX_BATCH_BYTES.get(self.provider, 256 * MIB),
+            max_batch_sequences=self.max_batch_sequences or defaults.max_batch_sequences,
+            max_batch_rows=max_rows or UNLIMITED,
+            max_batch_bytes=defaults.max_batch_bytes,
         )
 
 

@@ -7,7 +7,7 @@ cause.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from attention_serving.artifact.manifest import KEY_LENGTHS, GraphKind
 from attention_serving.artifact.runtime import unsafe_optimizers
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.precision import Precision
+from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run import session as sessions
 from attention_serving.server.engine.run.provider import Provider
 from benchmarks.cuda.rates import serve
@@ -41,6 +42,7 @@ class SetUp:
     Attributes:
         cause: What caused the wrong values of "four threads" if this set-up has none.
         shipped: Whether graphs are run as the server does it.
+        overlaps: Whether inputs are copied while another run computes.
         environment: Variables of the process.
     """
 
@@ -50,6 +52,7 @@ class SetUp:
     own_sessions: bool = False
     one_stream: bool = False
     shipped: bool = False
+    overlaps: bool = False
     needs_cuda: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -64,6 +67,7 @@ SETUPS = {
     "one stream": SetUp(one_stream=True, needs_cuda=True, cause="several streams"),
     "blocking": SetUp(environment=BLOCKING, needs_cuda=True, cause="launches that do not wait"),
     "flash off": SetUp(environment=WITHOUT_FLASH, needs_cuda=True, cause="flash attention"),
+    "copies beside runs": SetUp(shipped=True, overlaps=True, needs_cuda=True),
     SHIPPED: SetUp(shipped=True, cause="runs at a time, which the lock prevents"),
 }
 
@@ -149,7 +153,10 @@ def open_runs(settings: Settings, setup: SetUp, files: Iterable[Path]) -> dict[P
     """By file, what runs its graph."""
     device = settings.session_device
     if setup.shipped:
-        return {file: sessions.Session(file, device).run for file in files}
+        device = replace(device, overlaps=setup.overlaps)
+        return {file: partial(_run_session, sessions.Session(file, device)) for file in files}
+    if device.provider is Provider.CUDA:
+        cuda.find_device()  # loads its libraries
     runtime, options = device.provider.runtime, onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.enable_mem_pattern = 1, False
     for key, value in sessions._entries(device, prepack_weights=True).items():
@@ -161,10 +168,16 @@ def open_runs(settings: Settings, setup: SetUp, files: Iterable[Path]) -> dict[P
     return {file: _open(file, options, providers) for file in files}
 
 
+def _run_session(session: sessions.Session, inputs: Arrays) -> Arrays:
+    return session.run({**inputs})
+
+
 def _open(file: Path, options: Any, providers: Sequence[Any]) -> Run:
     session = onnxruntime.InferenceSession(
         file, options, providers=providers, enable_fallback=0, disabled_optimizers=unsafe_optimizers(file)
     )
+    if session.get_providers()[0] != providers[0][0]:
+        raise RuntimeError(f"{file} runs on {session.get_providers()[0]}")
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 

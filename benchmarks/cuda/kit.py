@@ -54,7 +54,7 @@ STEPS = {
     "device": Step("Device and copies", "rates", "describe_device", 20),
     **{
         f"answers-{name}".replace(" ", "-"): Step(
-            SET_UPS, "answers", "compare_set_up", 16, (name,), setup.environment
+            SET_UPS, "answers", "compare_set_up", 14, (name,), setup.environment
         )
         for name, setup in SETUPS.items()
     },
@@ -169,7 +169,7 @@ def device_name(settings: Settings) -> str:
     Raises:
         ProviderError: CUDA cannot be used.
     """
-    return "CPU" if settings.device is Provider.CPU else driver.find_device()
+    return "CPU" if settings.device is Provider.CPU else driver.find_device().name
 
 
 def versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -179,15 +179,21 @@ def time_compiled(settings: Settings) -> Iterator[Row]:
 
 
 def time_attention(settings: Settings) -> Iterator[Row]:
-    """Sequences per second of attention: arrays of NumPy, pinned and bound, and resident on the device."""
+    """Sequences per second of attention: arrays of NumPy, as served, pinned and bound, and resident."""
     rows, width = settings.pick((128, 768), (16, 64))
     for precision in (Precision.FP16, Precision.FP32):
         folder = settings.folder(settings.wide, precision).resolve()
         file = folder / Manifest.load(folder).graphs[GraphKind.PLAIN].file
-        session = Session(file, settings.session_device)
+        unbound = Session(file, replace(settings.session_device, binds=False))
+        session = Session(file, replace(settings.session_device, binds=True))
         for size in settings.pick((256, 32), (4,)):
             query = np.random.default_rng(0).standard_normal((size, rows, width), dtype=np.float32)
-            calls: dict[str, Call] = {"NumPy": partial(session.run, {"query": query})}
+            served = session.empty(query.shape, query.dtype)
+            served[...] = query
+            calls: dict[str, Call] = {
+                "NumPy": partial(unbound.run, {"query": query}),
+                "as served": partial(session.run, {"query": served}),
+            }
             for memory in ("pinned and bound", "resident"):
                 calls[memory] = bind(session, query, settings.device, resident=memory == "resident")
             durations = time_calls(calls, settings.pick(2.0, 0.1))

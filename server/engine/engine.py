@@ -81,6 +81,7 @@ class Engine:
         *,
         spin_seconds: float = 0,
         parallel_runs: int = MIN_PARALLEL_RUNS,
+        computing_runs: int = 0,
         context_folder: Path | None = None,
     ) -> None:
         """Starts the engine's threads.
@@ -92,6 +93,7 @@ class Engine:
             spin_seconds: How long the thread that calls `run_inline` does not sleep after a run, if no other
                 run is under way.
             parallel_runs: How many runs may be under way at once.
+            computing_runs: How many of them compute at once; 0 for all.
             context_folder: Where stored contexts are kept across restarts; None for nowhere.
         """
         self.repository = repository
@@ -107,7 +109,7 @@ class Engine:
         self._inline_thread: int | None = None
         self._lock = threading.Lock()
         self._work_available = threading.Condition(self._lock)
-        self._queue = Queue(self.limits, parallel_runs)
+        self._queue = Queue(self.limits, parallel_runs, computing_runs)
         self._closing = False
         # The model of the last large run, and when to trim the arena with it.
         self._model_to_trim: LoadedModel | None = None
@@ -411,7 +413,7 @@ class Engine:
             except Exception as error:
                 self._report_failed_run(model, [sequence], error)
             else:
-                self._deliver(model, kind, [sequence], outputs, timestamps, sequence.plan.rows)
+                self._deliver(model, kind, [sequence], outputs, timestamps, sequence.plan.computed_rows)
 
     def _report_failed_run(
         self, model: LoadedModel, sequences: list[SequenceInputs], error: Exception

@@ -206,24 +206,6 @@ class ModelFacts:
         """Rows of the last input with a sequence axis, given the length on each of `axes`; 1 without one."""
         return lengths[self.axes.index(self._sequence_axes[-1])] if self._sequence_axes else 1
 
-    def run_size(
-        self,
-        count: int,
-        longest: tuple[int, ...],
-        query_rows: int,  # noqa: ARG002 - see `ContextModel`
-    ) -> tuple[int, tuple[int, ...]]:
-        """The size of a run of several sequences.
-
-        Args:
-            count: Number of sequences.
-            longest: The largest length on each of `axes`.
-            query_rows: Sum of the lengths on the first of them.
-
-        Returns:
-            Number of sequences that the graph sees, and their length on each axis.
-        """
-        return count, longest
-
     def block_rows(self, key_length: int) -> int:
         """Query rows of a block on the graphs that attend in blocks."""
         rows = BLOCK_SCORE_BYTES // (4 * max(self.manifest.num_heads, 1) * key_length)
@@ -237,11 +219,11 @@ class ModelFacts:
         cost = self.manifest.cost
         per_query, per_key, per_pair = cost.flops_per_query, cost.flops_per_key, cost.flops_per_pair
         if not (per_query or per_key or per_pair):
-            return batch * sum(self.rows(lengths)), batch * self._pairs(lengths)
+            return batch * sum(self.rows(lengths)), batch * self.pairs(lengths)
         rows = lengths[0] * per_query + self.key_length(lengths) * per_key
-        return batch * rows, batch * self._pairs(lengths) * per_pair
+        return batch * rows, batch * self.pairs(lengths) * per_pair
 
-    def _pairs(self, lengths: Sequence[int]) -> int:
+    def pairs(self, lengths: Sequence[int]) -> int:
         """Pairs of query and key rows; of a module with more axes, those of the two longest."""
         rows = self.rows(lengths)
         if len(rows) == 1:
@@ -258,9 +240,12 @@ class ModelFacts:
 
     def run_bytes(self, kind: GraphKind, batch: int, lengths: Sequence[int]) -> int:
         """Expected memory of one run on this machine, in bytes; arguments as for `seconds`."""
-        row_elements, heads = self._row_elements
-        rows = sum(map(mul, lengths, row_elements))
-        pairs = self._pairs(lengths)
+        rows = sum(map(mul, lengths, self._row_elements))
+        return int(4 * batch * (rows + self.pair_elements(kind, lengths)))
+
+    def pair_elements(self, kind: GraphKind, lengths: Sequence[int]) -> float:
+        """Elements of 4 bytes that a run holds at a time for the pairs of rows of each sequence."""
+        pairs, heads = self.pairs(lengths), self.manifest.num_heads or UNKNOWN_HEADS
         if kind in IN_BLOCKS.values():
             key_length = self.key_length(lengths)
             pairs = min(lengths[0], self.block_rows(key_length)) * key_length
@@ -268,15 +253,15 @@ class ModelFacts:
         if self.encoder is not None and kind is GraphKind.WEIGHTS:
             # The weights of every layer, and all of them once more as one output.
             pair_tensors += 2 * self.encoder.layers
-        return int(4 * batch * (rows + pairs * heads * pair_tensors))
+        return pairs * heads * pair_tensors
 
     @cached_property
-    def _row_elements(self) -> tuple[list[int], int]:
-        """Elements that a run holds at a time for each row of each axis, and for each pair of rows."""
+    def _row_elements(self) -> list[int]:
+        """Elements that a run holds at a time for each row of each axis."""
         rows = dict.fromkeys(self.axes, 0)
         for spec in self.inputs:
             width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
             rows[str(spec.length_axis)] += ROW_TENSORS * width
         if facts := self.encoder or self.classifier:
             rows[self.axes[0]] += facts.row_elements
-        return list(rows.values()), self.manifest.num_heads or UNKNOWN_HEADS
+        return list(rows.values())

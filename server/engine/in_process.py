@@ -51,14 +51,14 @@ class InProcessModel:
         parallel_runs: How many requests are computed at once.
     """
 
-    def __init__(self, model: LoadedModel, folder: Path, parallel_runs: int) -> None:
+    def __init__(self, model: LoadedModel, folder: Path, parallel_runs: int, limits: Limits) -> None:
         self.inputs: tuple[TensorSpec, ...] = tuple(
             s for s in model.inputs if s.name not in model.optional_inputs
         )
         self.tokenizer = folder / model.manifest.tokenizer if model.manifest.tokenizer else None
         self.parallel_runs = parallel_runs
         self.model = model
-        self._limits = Limits()
+        self._limits = limits
         self._threads = ThreadPoolExecutor(parallel_runs, "in-process")
 
     @classmethod
@@ -100,7 +100,7 @@ class InProcessModel:
             model = replace(load_model(folder, device), golden=())
         except (ArtifactError, ProviderError) as error:
             raise ModelNotReadyError(str(error)) from error
-        return cls(model, folder, runs)
+        return cls(model, folder, runs, provider.runtime.limits)
 
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, truncate: bool | None = None
@@ -191,8 +191,9 @@ class InProcessModel:
         for indices in groups.values():
             plan, size = request.sequences[indices[0]].plan, 1
             if not plan.runs_alone:
-                fitting = self._limits.max_batch_bytes // plan.run_bytes
-                size = max(1, min(self._limits.max_batch_sequences, fitting))
+                limits, rows = self._limits, self._limits.max_batch_rows // plan.computed_rows
+                fitting = min(limits.max_batch_sequences, rows, limits.max_batch_bytes // plan.run_bytes)
+                size = max(1, fitting)
             yield from (indices[start : start + size] for start in range(0, len(indices), size))
 
 

@@ -3,6 +3,7 @@
 Does not import ONNX Runtime.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from attention_serving.artifact.names import is_version
 from attention_serving.server.engine.errors import LimitExceededError
 
 MIB = 1 << 20
+UNLIMITED = sys.maxsize
 POLICIES = "all, latest, latest:N or specific:V,V,..."
 # The largest tolerance of a precision that export offers: the absolute one of int8.
 MAX_TOLERANCE = 0.1
@@ -30,6 +32,7 @@ class Limits:
             reply is sent.
         max_context_bytes: Stored contexts; 0 switches them off.
         max_batch_sequences: Sequences of one batch.
+        max_batch_rows: Rows of the run of several sequences together, padding included, on all symbolic axes.
         max_batch_bytes: Expected memory of the run of several sequences together; a single one may need more.
     """
 
@@ -42,6 +45,7 @@ class Limits:
     max_in_flight_bytes: int = 1024 * MIB
     max_context_bytes: int = 1024 * MIB
     max_batch_sequences: int = 64
+    max_batch_rows: int = UNLIMITED
     max_batch_bytes: int = 256 * MIB
 
     def check_sequences(self, field: str, count: int) -> None:

@@ -10,6 +10,7 @@ from weakref import ref
 import numpy as np
 
 from attention_serving.artifact.golden import GoldenCase
+from attention_serving.artifact.kernels import Kernel
 from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     IN_BLOCKS,
@@ -30,9 +31,15 @@ from attention_serving.server.engine.types import Context, SequencePlan
 
 # Callers send the same few lengths again and again.
 CACHED_PLANS = 1024
-# Sequences whose scores need more memory run in blocks. On a device, fused kernels hold no scores, and a run
-# in blocks excludes batching.
+# Sequences whose scores need more memory run in blocks. On a device, which has more of it, fused kernels hold
+# no scores at all, and a run in blocks excludes batching.
 WHOLE_SCORE_BYTES, WHOLE_SCORE_BYTES_ON_DEVICE = 64 << 20, 2 << 30
+# Graphs whose scores Attention operators do not hold alone.
+OTHER_ATTENTION = (GraphKind.WEIGHTS, *IN_BLOCKS.values())
+# Tensors as large as the scores of all heads that CUDA's unfused kernel holds: the scores and the weights.
+UNFUSED_TENSORS = 2
+# Tensors as large as the scores of one head that a mask takes there: the flags, and the same as numbers.
+MASK_TENSORS = 1.25
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,6 +51,7 @@ class LoadedModel(ModelFacts):
         tokenizer: None if the model does not take text.
         measured_error: Largest difference from the golden vectors when they were replayed here.
         provider: ONNX Runtime's name of the execution provider.
+        row_multiple: See `server.engine.run.provider.RuntimeProvider`.
         costs: What its runs cost.
         parallel_sessions: Sessions that compute one run on all threads.
         golden: Golden vectors that are replayed while it serves.
@@ -56,6 +64,7 @@ class LoadedModel(ModelFacts):
     tokenizer: TextTokenizer | None
     measured_error: float
     provider: str
+    row_multiple: int = 1
     costs: Costs = field(default_factory=Costs)
     parallel_sessions: Mapping[GraphKind, Session] = field(default_factory=dict)
     golden: tuple[GoldenCase, ...] = ()
@@ -137,11 +146,15 @@ class LoadedModel(ModelFacts):
         """The derived sizes of a sequence of a graph, given its length on each of `axes`."""
         return partial(_plan, ref(self))
 
-    def sequence_graph(self, kind: GraphKind, lengths: Sequence[int]) -> GraphKind:
+    def sequence_graph(self, kind: GraphKind, lengths: tuple[int, ...]) -> GraphKind:
         """The graph that runs one sequence alone: `kind`, or the same in blocks if that saves memory."""
         query_length, key_length = lengths[0], self.key_length(lengths)
-        most_bytes = WHOLE_SCORE_BYTES if self.runs_on_host else WHOLE_SCORE_BYTES_ON_DEVICE
-        if 4 * self.manifest.num_heads * query_length * key_length <= most_bytes:
+        if self.runs_on_host:
+            is_small = 4 * self.manifest.num_heads * query_length * key_length <= WHOLE_SCORE_BYTES
+        else:
+            elements = self.pair_elements(kind, self.padded_lengths(kind, lengths))
+            is_small = 4 * elements <= WHOLE_SCORE_BYTES_ON_DEVICE
+        if is_small:
             return kind
         blocks = IN_BLOCKS.get(kind)
         saves = blocks in self.manifest.graphs and query_length > self.block_rows(key_length)
@@ -151,6 +164,44 @@ class LoadedModel(ModelFacts):
     def runs_on_host(self) -> bool:
         """Whether runs take the cores and the memory of the host."""
         return self.provider == Provider.CPU.runtime.name
+
+    def pair_elements(self, kind: GraphKind, lengths: Sequence[int]) -> float:
+        """See `ModelFacts`: on a device, what the kernels of the graph hold."""
+        if self.runs_on_host or kind in OTHER_ATTENTION or not self.manifest.graphs[kind].attention:
+            return super().pair_elements(kind, lengths)
+        return self.pairs(lengths) * _pair_tensors(ref(self), kind, tuple(lengths))
+
+    def padded_lengths(self, kind: GraphKind, longest: tuple[int, ...]) -> tuple[int, ...]:
+        """The lengths to which a run pads its sequences: on a device sometimes a few rows more.
+
+        The fast kernels for masks need aligned rows. Keys are padded for them if the graph ignores padding,
+        and the limits of the model allow it.
+
+        Args:
+            kind: The graph.
+            longest: The largest length on each of `axes`.
+        """
+        return longest if self.row_multiple == 1 else _padded_lengths(ref(self), kind, longest)
+
+    def run_size(
+        self,
+        kind: GraphKind,
+        count: int,
+        longest: tuple[int, ...],
+        query_rows: int,  # noqa: ARG002 - see `ContextModel`
+    ) -> tuple[int, tuple[int, ...]]:
+        """The size of a run of several sequences.
+
+        Args:
+            kind: The graph.
+            count: Number of sequences.
+            longest: The largest length on each of `axes`.
+            query_rows: Sum of the lengths on the first of them.
+
+        Returns:
+            Number of sequences that the graph sees, and their length on each axis.
+        """
+        return count, self.padded_lengths(kind, longest)
 
     def shrink_arena(self) -> None:
         """Returns memory that earlier runs left in the arena to the system, by running a single row."""
@@ -208,23 +259,64 @@ class ContextModel(LoadedModel):
         with_weights = GraphKind.WEIGHTS if kind is GraphKind.MASK else kind
         return super().run_bytes(with_weights, batch, lengths)
 
+    def padded_lengths(self, kind: GraphKind, longest: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ARG002
+        """See `LoadedModel`: unchanged."""
+        return longest
+
     def run_size(
         self,
-        count: int,  # noqa: ARG002 - rows are concatenated
+        kind: GraphKind,  # noqa: ARG002 - rows are concatenated
+        count: int,  # noqa: ARG002
         longest: tuple[int, ...],  # noqa: ARG002
         query_rows: int,
     ) -> tuple[int, tuple[int, ...]]:
-        """See `ModelFacts`."""
+        """See `LoadedModel`."""
         return 1, (query_rows,)
+
+
+# Functions of a model are cached by references that do not keep it alive. References to one model are equal.
+@lru_cache(maxsize=CACHED_PLANS)
+def _pair_tensors(reference: Callable[[], Any], kind: GraphKind, lengths: tuple[int, ...]) -> float:
+    """Elements of 4 bytes for each pair of rows: see `LoadedModel.pair_elements`."""
+    model: LoadedModel = reference()
+    sizes = dict(zip(model.axes, lengths, strict=True))
+    # Graphs that take a mask may get one for each head.
+    masks = max(1, model.manifest.num_heads) if kind is GraphKind.MASK else 1
+    return max(
+        UNFUSED_TENSORS * operator.num_heads * (operator.kernel(sizes) is Kernel.UNFUSED)
+        + MASK_TENSORS * masks * operator.has_mask
+        for operator in model.manifest.graphs[kind].attention
+    )
+
+
+@lru_cache(maxsize=CACHED_PLANS)
+def _padded_lengths(
+    reference: Callable[[], Any], kind: GraphKind, longest: tuple[int, ...]
+) -> tuple[int, ...]:
+    """See `LoadedModel.padded_lengths`."""
+    model: LoadedModel = reference()
+    manifest, ignores_padding = model.manifest, model.supports_padding and model.mixed_graph(kind) is kind
+    if not ignores_padding or kind in IN_BLOCKS.values():
+        return longest
+    operators = [operator for operator in manifest.graphs[kind].attention if operator.has_mask]
+    padded, axes = list(longest), {operator.key_axis for operator in operators}
+    for at, (axis, rows) in enumerate(zip(model.axes, longest, strict=True)):
+        step = math.lcm(model.row_multiple, manifest.length_multiples.get(axis, 1))
+        more = -(-rows // step) * step
+        if axis in axes and more <= manifest.max_lengths.get(axis, more):
+            padded[at] = more
+    sizes, padded_sizes = (dict(zip(model.axes, lengths, strict=True)) for lengths in (longest, padded))
+    gains = any(operator.kernel(padded_sizes) < operator.kernel(sizes) for operator in operators)
+    return tuple(padded) if gains else longest
 
 
 @lru_cache(maxsize=CACHED_PLANS)
 def _plan(reference: Callable[[], Any], kind: GraphKind, lengths: tuple[int, ...]) -> SequencePlan:
-    """A plan, by a reference to its model that does not keep it alive. References to one model are equal."""
+    """The derived sizes of a sequence of a graph: see `LoadedModel.plan`."""
     model: LoadedModel = reference()
     sizes = all_sizes(dict(zip(model.axes, lengths, strict=True)), model.manifest.derived_axes)
-    kind_alone = model.sequence_graph(kind, lengths)
-    result_bytes = 0
+    kind_alone, result_bytes = model.sequence_graph(kind, lengths), 0
+    padded = model.padded_lengths(kind_alone, lengths)
     for spec in model.manifest.graphs[kind].outputs:
         axes = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
         result_bytes += np.dtype(spec.data_type).itemsize * math.prod(axes)
@@ -232,10 +324,11 @@ def _plan(reference: Callable[[], Any], kind: GraphKind, lengths: tuple[int, ...
         sizes=sizes,
         lengths=lengths,
         graph=kind_alone,
-        seconds=model.seconds(kind_alone, 1, lengths),
+        seconds=model.seconds(kind_alone, 1, padded),
         fixed_seconds=model.run_cost(kind_alone).fixed,
-        run_bytes=model.run_bytes(kind_alone, 1, lengths),
+        run_bytes=model.run_bytes(kind_alone, 1, padded),
         result_bytes=result_bytes,
         rows=sum(model.rows(lengths)),
+        computed_rows=sum(model.rows(padded)),
         runs_alone=model.manifest.runs_alone or kind_alone is not kind,
     )

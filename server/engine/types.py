@@ -143,6 +143,7 @@ class SequencePlan(NamedTuple):
         run_bytes: Expected memory of that run.
         result_bytes: Size of the outputs of its request's graph.
         rows: Number of its rows on all symbolic axes: for cross-attention, those of query and key.
+        computed_rows: The same in a run of it alone, padding included.
         runs_alone: Whether it needs a run of its own: in blocks, and any of some models.
     """
 
@@ -154,6 +155,7 @@ class SequencePlan(NamedTuple):
     run_bytes: int
     result_bytes: int
     rows: int
+    computed_rows: int
     runs_alone: bool
 
 
@@ -167,6 +169,7 @@ class Context:
         length: The position of the next row that is appended.
         tensors: The inputs of runs by name: `projected_keys` (1, Hkv, Tk, d_k), `projected_values`
             (1, Hkv, Tk, d_v) and `key_positions` (1, Tk).
+        device_tensors: The same where bound runs compute; empty before the first of them.
         owner: The name of the caller who put it.
         shared: Whether other callers may use it.
         expires_at: Unix time in seconds.
@@ -178,6 +181,7 @@ class Context:
     nbytes: int
     length: int
     tensors: Mapping[str, Array] = field(default_factory=dict)
+    device_tensors: Mapping[str, Any] = field(default_factory=dict)
     owner: str = ""
     shared: bool = False
     expires_at: float = math.inf

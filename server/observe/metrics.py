@@ -28,6 +28,7 @@ from attention_serving.server.engine.events import (
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import Key, Repository
+from attention_serving.server.engine.run.driver import Gpu
 from attention_serving.server.observe.prometheus import AmongWorkers, BulkHistogram
 from attention_serving.server.security.tls import CERTIFICATES, Certificates
 from attention_serving.server.settings import Settings
@@ -84,6 +85,7 @@ HELP = {
     "attention_in_flight_limit_bytes": "Most memory of requests, in bytes: max_in_flight_bytes of workers.",
     "attention_run_memory_limit_bytes": "Most expected memory of runs, in bytes: the rest of max_memory.",
     "attention_batch_sequences_limit": "Most sequences of one run: max_batch_sequences.",
+    "attention_device_processes": "Number of server processes whose runs go to a GPU, by its name and UUID.",
     "attention_build_info": "Always 1; the labels are versions of server and libraries, and the provider.",
 }
 # What the engine counts by itself, since its start. The rest of its load is what it holds at one moment.
@@ -176,8 +178,8 @@ class Metrics:
     def _gauge(self, name: str, among_workers: AmongWorkers, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(name, HELP[name], labels, registry=self.registry, multiprocess_mode=among_workers)
 
-    def configured(self, settings: Settings) -> None:
-        """Publishes what does not change: what the server is built of, and what it holds at most."""
+    def configured(self, settings: Settings, gpu: Gpu | None = None) -> None:
+        """Publishes what does not change: the build, the GPU of runs, and what the server holds at most."""
         limits, runtime = settings.limits, settings.device.provider.runtime
         self._gauge("attention_open_calls_limit", "livesum").set(settings.max_concurrent_calls)
         self._gauge("attention_open_connections_limit", "livesum").set(settings.max_connections)
@@ -189,6 +191,9 @@ class Metrics:
         version, *_ = [*(package.version for package in distributions(name=runtime.package)), UNKNOWN]
         labels = {"version": VERSION, "provider": runtime.name, "onnxruntime": version}
         self._gauge("attention_build_info", "livemax", list(labels)).labels(**labels).set(1)
+        processes = self._gauge("attention_device_processes", "livesum", Gpu._fields)
+        if gpu is not None:
+            processes.labels(*gpu).set(1)
 
     def loading(self, models: Iterable[tuple[str, str]]) -> None:
         """Publishes that these models, given by name and version, are not ready yet."""

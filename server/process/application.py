@@ -72,7 +72,7 @@ class Application:
         if self.certificates is not None:
             metrics.certificates_in_use(self.certificates.value)
         self._recorder = Recorder(settings.log_requests, host=settings.host, port=settings.port)
-        metrics.configured(settings)
+        metrics.configured(settings, cuda.find_device() if settings.provider == "cuda" else None)
         self.guard = settings.guard(metrics.reloaded)
         self.server = GrpcServer(
             settings,
@@ -121,6 +121,7 @@ class Application:
             metrics.events,
             spin_seconds=settings.spin_seconds,
             parallel_runs=settings.device.parallel_runs,
+            computing_runs=settings.device.computing_runs,
             context_folder=settings.context_folder,
         )
         self._stack.callback(engine.close)
@@ -190,7 +191,8 @@ def resolve(settings: Settings) -> Settings:
     if requested == "cpu":
         return settings
     try:
-        details = {"device": cuda.find_device()}
+        device = cuda.find_device()
+        details = {"device": device.name, "uuid": device.uuid}
     except ProviderError as error:
         if requested == "cuda":
             raise ServerError(f"--provider {requested}: {error}") from error

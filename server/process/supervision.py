@@ -6,6 +6,7 @@ it does not outlive its parent. `server.lifecycle` has the child's part.
 """
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -63,6 +64,7 @@ class Child:
             is replaced.
         descriptors: What each process inherits.
         refusals: The counter of what it refuses by itself, by reason, if it does.
+        variables: Environment variables of each process, beside those of this one.
         pid: Id of the process; None while there is none.
         serves: Whether it accepts calls.
         ended: Is set before `start`, and once the last process has ended after `drain`.
@@ -76,6 +78,7 @@ class Child:
     report: Callable[[Event], object] = lambda _: None
     descriptors: Sequence[int] = ()
     refusals: Callable[[str], Any] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
     pid: int | None = field(default=None, init=False)
     serves: bool = field(default=False, init=False)
 
@@ -155,7 +158,11 @@ class Child:
             # In its own process group: of the signals that a terminal sends to a group, only the parent
             # receives one, and it drains the children.
             process = Popen(  # noqa: S603
-                command, stdin=DEVNULL, pass_fds=[descriptor, *self.descriptors], process_group=0
+                command,
+                stdin=DEVNULL,
+                pass_fds=[descriptor, *self.descriptors],
+                process_group=0,
+                env=os.environ | self.variables,
             )
         return process, connection
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from attention_serving.server import lifecycle, machine
 from attention_serving.server.addresses import reserve
+from attention_serving.server.engine.run.driver import VISIBLE
 from attention_serving.server.errors import ServerError
 from attention_serving.server.lifecycle import Inbox, StopRequest
 from attention_serving.server.observe import logs, prometheus
@@ -45,17 +46,18 @@ class Workers:
         refusals: The counter of what the HTTP process refuses by itself, by reason.
     """
 
-    def __init__(self, settings: Settings, inbox: Inbox) -> None:
+    def __init__(self, settings: Settings, inbox: Inbox, devices: Sequence[str] = ()) -> None:
         """Starts nothing yet.
 
         Args:
             settings: Settings of the service.
             inbox: Delivers the request to stop, and what the workers report.
+            devices: The GPUs that workers use in turn, each as a value of CUDA_VISIBLE_DEVICES.
 
         Raises:
             ServerError: A certificate, the tokens file or keys of JSON Web Tokens cannot be used.
         """
-        self.settings, self._inbox = settings, inbox
+        self.settings, self._inbox, self._devices = settings, inbox, devices
         self.certificates = watch(settings.tls_files) if settings.tls_files else None
         self.guard = settings.guard() if settings.protect_metrics else None
         self._workers: list[Child] = []
@@ -74,7 +76,7 @@ class Workers:
             self._reserved.enter_context(reserved)
             port: int = reserved.getsockname()[1]
         self.settings = settings = self.settings.model_copy(update={"port": port})
-        self._folder = folder
+        self._folder, devices = folder, self._devices
         self.registry = prometheus.worker_registry(folder)
         self.refusals = prometheus.shared_counter(folder, "http", "attention_refused_requests", "reason")
         self._workers = [
@@ -86,6 +88,8 @@ class Workers:
                 number,
                 self._inbox.put,
                 prometheus.create_files(folder, number),
+                # Set before the process starts: the driver reads it once.
+                variables={VISIBLE: devices[number % len(devices)]} if len(devices) > 1 else {},
             )
             for number in range(settings.workers)
         ]

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Self
 
 import grpc
 
-from attention_serving.artifact.manifest import GraphKind
+from attention_serving.artifact.kernels import AttentionOperator
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.api.calls import Recorder as CallsRecorder
 from attention_serving.server.engine.costs import Costs, RunCost
 from attention_serving.server.engine.engine import Engine
@@ -30,8 +31,8 @@ from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.request import Request
-from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.run.provider import Device, Provider
+from attention_serving.server.engine.run.session import RunControl, Session, Value
 from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.types import Array, Result
 from attention_serving.server.process.grpc_server import GrpcServer
@@ -51,11 +52,11 @@ class Tapped(Session):
     """A real session that shows its inputs to a function before it runs."""
 
     def __init__(self, session: Session, tap: Tap) -> None:
+        vars(self).update(vars(session))
         self._tapped = session
         self._tap = tap
-        self.provider, self.inputs = session.provider, session.inputs
 
-    def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
+    def run(self, inputs: dict[str, Value], control: RunControl | None = None) -> dict[str, Array]:
         self._tap(inputs)
         return self._tapped.run(inputs, control)
 
@@ -73,6 +74,38 @@ def tapped(model: LoadedModel, tap: Tap) -> LoadedModel:
 def costing(model: LoadedModel, cost: RunCost) -> LoadedModel:
     """The same model, each graph of which is taken to cost as much."""
     return dataclasses.replace(model, costs=Costs(dict.fromkeys(GraphKind, cost)))
+
+
+def on_device(model: LoadedModel) -> LoadedModel:
+    """The same model as on a device, each graph of which has an Attention operator. Its sessions stay.
+
+    It has a mask in every graph that ignores padding, as those of encoders and of sliding windows have.
+    """
+    operator = AttentionOperator(
+        count=1,
+        data_type="float16",
+        num_heads=2,
+        num_key_heads=2,
+        key_width=64,
+        value_width=64,
+        query_axis=model.axes[0],
+        key_axis=model.axes[-1],
+        has_mask=False,
+        has_lengths=False,
+        causal=model.manifest.causal,
+    )
+    graphs = {}
+    for kind, graph in model.manifest.graphs.items():
+        has_mask = model.mixed_graph(kind) is kind and kind not in IN_BLOCKS.values()
+        attention = (operator.model_copy(update={"has_mask": has_mask}),)
+        graphs[kind] = graph.model_copy(update={"attention": attention})
+    runtime = Provider.CUDA.runtime
+    return dataclasses.replace(
+        model,
+        manifest=model.manifest.model_copy(update={"graphs": graphs}),
+        provider=runtime.name,
+        row_multiple=runtime.row_multiple,
+    )
 
 
 class Gate:

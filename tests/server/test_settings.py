@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from attention_serving.server import VERSION, machine
+from attention_serving.server.engine.limits import MIB, UNLIMITED
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.errors import ServerError
 from attention_serving.server.process import application
@@ -19,7 +20,6 @@ from attention_serving.server.transport.create import channel_options
 from tests.server.engine.run.test_session import WITHOUT_CUDA
 
 REPOSITORY = ["--model-repository", "models"]
-MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -225,8 +225,21 @@ def test_the_memory_of_the_device_bounds_the_runs_on_it() -> None:
     on_device, on_host = (settings("--device-memory=8GiB", f"--provider={name}") for name in ("cuda", "cpu"))
     assert on_device.device.memory_bytes == on_device.limits.max_run_bytes == 8 << 30
     assert on_host.limits.max_run_bytes == on_host.memory_for_runs
-    batches = [found.limits.max_batch_bytes for found in (on_device, on_host)]
-    assert batches == [8192 * MIB, 256 * MIB]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", (64, UNLIMITED, 256 * MIB)),
+        ("--provider=cuda", (4096, 16_384, 8192 * MIB)),
+        ("--provider=cuda --max-batch-tokens=0 --max-batch-sequences=9", (9, UNLIMITED, 8192 * MIB)),
+        ("--max-batch-tokens=100", (64, 100, 256 * MIB)),
+    ],
+    ids=["on the CPU", "on CUDA", "without a limit", "as asked"],
+)
+def test_batches_are_larger_on_a_device(flags: str, expected: tuple[int, int, int]) -> None:
+    limits = settings(*flags.split()).limits
+    assert (limits.max_batch_sequences, limits.max_batch_rows, limits.max_batch_bytes) == expected
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def load_model(
     check_inside(folder, folder / MANIFEST_FILE)
     content = read_manifest(folder)
     manifest = Manifest.parse(folder, content)
-    _check_manifest(manifest, folder, max_tolerance)
+    _check_manifest(manifest, folder, device, max_tolerance)
     if proof_keys:
         check_certificate(folder, manifest, proof_keys, content)
     files = ArtifactCopy(folder, manifest, content)
@@ -262,6 +262,7 @@ def load_model(
         tokenizer=tokenizer,
         measured_error=max(errors),
         provider=sessions[GraphKind.PLAIN].provider,
+        row_multiple=device.provider.runtime.row_multiple,
         digest=files.digest,
         parallel_sessions=parallel_sessions,
         golden=tuple(cases),
@@ -282,13 +283,16 @@ def _tokens(tokenizer: TextTokenizer, manifest: Manifest, text: str, second: str
     return {spec.name: rows[np.newaxis] for spec, rows in zip(inputs, columns, strict=False)}
 
 
-def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> None:
+def _check_manifest(manifest: Manifest, folder: Path, device: Device, max_tolerance: float) -> None:
     path = folder / MANIFEST_FILE
     if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
         name, expected = f"{manifest.name}/{manifest.version}", f"{folder.parent.name}/{folder.name}"
         raise ArtifactError(path, f"the manifest describes {name}, and the folder is named {expected}")
     if GraphKind.PLAIN not in manifest.graphs:
         raise ArtifactError(path, f"graph {GraphKind.PLAIN} is missing")
+    if manifest.precision == "int8" and not device.provider.runtime.uses_host_cores:
+        problem = f"{device.provider} has no kernels for int8, whose linear layers would run on the host"
+        raise ArtifactError(path, f"{problem}; export it with --precision fp16")
     tolerance = manifest.tolerance
     if max(tolerance.rtol, tolerance.atol, 1 - (tolerance.cosine or 1)) > max_tolerance:
         limit = f"this server accepts at most {max_tolerance:g} (--max-tolerance)"

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from attention_serving.server.engine.costs import UNTIMED_CONTEXT, ContextCost, 
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import run_batch
+from attention_serving.server.engine.run.session import DEVICE_TURN
 from attention_serving.server.engine.types import Array, Context
 
 # Sizes that are timed: number of sequences, and length of each. As few as tell the three terms apart, because
@@ -34,6 +36,7 @@ CONTEXT_SIZES = (64, 2048)
 MAX_RUN_SECONDS = 0.05
 # Number of sequences, and length of each.
 Size: TypeAlias = tuple[int, int]
+NO_TURN = nullcontext()
 
 
 def calibrate(model: LoadedModel) -> LoadedModel:
@@ -50,7 +53,10 @@ def _run_cost(model: LoadedModel, kind: GraphKind) -> RunCost:
     is_small = model.runs_on_host or kind is GraphKind.WEIGHTS
     sizes = TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
     timings = _time_graph(model, kind, TIMED_SIZES_ALONE if kind in IN_BLOCKS.values() else sizes)
-    operations = [model.operations(count, model.lengths(length)) for count, length in timings]
+    operations = [
+        model.operations(*model.run_size(kind, count, model.lengths(length), count * length))
+        for count, length in timings
+    ]
     return RunCost(*fit(operations, list(timings.values())))
 
 
@@ -67,7 +73,8 @@ def _context_cost(model: LoadedModel) -> ContextCost:
 
 def _time_graph(model: LoadedModel, kind: GraphKind, sizes: Iterable[Size]) -> dict[Size, float]:
     """The duration of runs of noise, with the nearest sizes that the graph takes, in seconds."""
-    # Batches of the lengths graph have unequal lengths: the first sequence is a row or a multiple shorter.
+    # Batches of the lengths graph have unequal lengths: the first sequence is a row or a multiple shorter, so
+    # that on a device the run is aligned, as those that are served.
     is_ragged = kind is GraphKind.LENGTHS
     step = math.lcm(*model.manifest.length_multiples.values())
     shortest = max(model.manifest.min_lengths.values(), default=1) + step * is_ragged
@@ -80,10 +87,12 @@ def _time_graph(model: LoadedModel, kind: GraphKind, sizes: Iterable[Size]) -> d
         run_batch(model, kind, [sequence(rows) for rows in lengths])
 
     possible = [
-        (max(count, 1 + is_ragged), min(max(-(-length // step) * step + step * is_ragged, shortest), longest))
+        (max(count, 1 + is_ragged), min(max(-(-length // step) * step, shortest), longest))
         for count, length in sizes
     ]
-    return time_runs(possible, run, time.thread_time if model.runs_on_host else time.perf_counter)
+    if model.runs_on_host:
+        return time_runs(possible, run, time.thread_time)
+    return time_runs(possible, run, time.perf_counter, DEVICE_TURN)
 
 
 def _random_context(model: LoadedModel, rows: int) -> Context:
@@ -136,7 +145,10 @@ def fit(operations: Sequence[Sequence[float]], seconds: Sequence[float]) -> list
 
 
 def time_runs(
-    sizes: Iterable[Size], run: Callable[[int, int], object], clock: Callable[[], float]
+    sizes: Iterable[Size],
+    run: Callable[[int, int], object],
+    clock: Callable[[], float],
+    turn: AbstractContextManager[object] = NO_TURN,
 ) -> dict[Size, float]:
     """The shortest duration of each size, in seconds: disturbances only add time.
 
@@ -145,6 +157,7 @@ def time_runs(
         run: Runs a size.
         clock: Seconds. `time.thread_time`, for runs that other threads take no part in, leaves out the time
             in which other processes have the core.
+        turn: What a run waits for, which is not timed.
 
     Raises:
         MemoryError: The first run needs more memory than there is. Later sizes are then skipped instead.
@@ -152,7 +165,7 @@ def time_runs(
     shortest: dict[Size, float] = {}
     for size in sizes:
         try:
-            shortest[size] = _shortest(partial(run, *size), clock)
+            shortest[size] = _shortest(partial(run, *size), clock, turn)
         except MemoryError:
             if not shortest:
                 raise
@@ -162,13 +175,16 @@ def time_runs(
     return shortest
 
 
-def _shortest(run: Callable[[], object], clock: Callable[[], float]) -> float:
+def _shortest(
+    run: Callable[[], object], clock: Callable[[], float], turn: AbstractContextManager[object]
+) -> float:
     """The shortest of some runs of one size."""
     durations: list[float] = []
     while len(durations) < MIN_REPEATS or sum(durations) < SIZE_SECONDS:
-        started, began = clock(), time.perf_counter()
-        run()
-        duration = clock() - started
+        with turn:
+            started, began = clock(), time.perf_counter()
+            run()
+            duration = clock() - started
         # The clock of a thread may stand still during a short run, on virtual machines whose cores are busy.
         durations.append(duration if duration > 0 else time.perf_counter() - began)
     return min(durations)

@@ -1,14 +1,12 @@
 """NVIDIA GPUs: whether runs can go to one, and if not, why.
 
-NVIDIA's driver is asked for its device first, which needs none of the libraries of the CUDA toolkit. Source:
-CUDA Driver API, sections "Initialization", "Device Management" and "Error Handling".
+NVIDIA's driver is asked for its device first, which needs none of the libraries of the CUDA toolkit.
 
 ONNX Runtime offers CUDA in its list of providers whenever it was built with it. If the provider's library
 does not load, a session silently runs on the CPU. What it needs is therefore loaded one by one, to see why.
 """
 
 import contextlib
-import ctypes
 import io
 from functools import cache
 from importlib import metadata
@@ -16,12 +14,10 @@ from importlib import metadata
 import numpy as np
 import onnxruntime
 
+from attention_serving.server.engine.run.driver import Gpu, gpus
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 
 CUDA = Provider.CUDA.runtime
-DRIVER = "libcuda.so.1"
-SUCCESS = 0
-MAX_NAME = 256
 # An ONNX model: y = x + x, for a float32 vector of one element; opset 13.
 PROBE = (
     b'\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12'
@@ -30,52 +26,18 @@ PROBE = (
 
 
 @cache
-def find_device() -> str:
-    """The name of the device that runs go to: the first that the driver offers. It has computed something.
+def find_device() -> Gpu:
+    """The device that runs go to: the first that the driver offers. It has computed something.
 
     Raises:
         ProviderError: CUDA cannot be used; the message gives the reason.
     """
     if CUDA.name not in onnxruntime.get_available_providers():
         raise ProviderError(_build())
-    device = ask_driver()
+    device, *_ = gpus()
     preload()
     _compute()
     return device
-
-
-def ask_driver(library: str = DRIVER) -> str:
-    """The name of the first device that this process may use; CUDA_VISIBLE_DEVICES selects among them.
-
-    Args:
-        library: File name of the driver's library.
-
-    Raises:
-        ProviderError: The driver is absent, does not work, or offers no device.
-    """
-    try:
-        driver = ctypes.CDLL(library)
-    except OSError as error:
-        raise ProviderError(
-            f"NVIDIA's driver is not installed, or not visible in this container ({error})"
-        ) from error
-    count, handle, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(MAX_NAME)
-    _call(driver, "cuInit", 0)
-    _call(driver, "cuDeviceGetCount", ctypes.byref(count))
-    if count.value == 0:
-        raise ProviderError("NVIDIA's driver offers no device to this process; see CUDA_VISIBLE_DEVICES")
-    _call(driver, "cuDeviceGet", ctypes.byref(handle), 0)
-    _call(driver, "cuDeviceGetName", name, MAX_NAME, handle)
-    return name.value.decode(errors="replace")
-
-
-def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> None:
-    status = getattr(driver, function)(*arguments)
-    if status != SUCCESS:
-        text = ctypes.c_char_p()
-        driver.cuGetErrorString(status, ctypes.byref(text))
-        reason = (text.value or b"unknown error").decode(errors="replace")
-        raise ProviderError(f"NVIDIA's driver does not work: {function} returned {status}, {reason}")
 
 
 @cache

@@ -4,7 +4,7 @@ Shapes: B sequences of the batch; Tq and Tk their largest query and key lengths.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 
@@ -20,7 +20,8 @@ from attention_serving.artifact.manifest import (
 from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.requests.outputs import pool_spans, select
 from attention_serving.server.engine.requests.request import SequenceInputs
-from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.run.memory import Allocator
+from attention_serving.server.engine.run.session import RunControl, Session, Value
 from attention_serving.server.engine.types import Array, Context
 
 Outputs = dict[str, Array]
@@ -54,15 +55,21 @@ def run_batch(
     """
     graph, started = model.manifest.graphs[kind], time.monotonic()
     session = (model.parallel_sessions if parallel else model.sessions)[kind]
-    split = _split
+    inputs: dict[str, Value]
+    rows: Mapping[str, int] = {}
     if isinstance(model, ContextModel):
-        inputs, split = _concatenate(model.context, graph, sequences, session), _split_rows
+        inputs = _concatenate(model.context, graph, sequences, session)
     else:
-        inputs = {spec.name: _pad(model, spec, sequences) for spec in graph.inputs}
+        if model.row_multiple > 1:
+            rows = _padded_rows(model, kind, sequences)
+        inputs = {spec.name: _pad(model, spec, sequences, rows, session) for spec in graph.inputs}
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
-    results = split(graph, outputs, sequences)
+    if model.context is not None:
+        results = _split_rows(graph, outputs, sequences)
+    else:
+        results = _split(graph, outputs, sequences, is_padded=bool(rows))
     for at, sequence in enumerate(sequences):
         if sequence.head_selection is not None and model.weights_output is not None:
             name = model.weights_output.name
@@ -72,11 +79,23 @@ def run_batch(
     return results, (started, prepared, computed, time.monotonic())
 
 
-def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
-    """The outputs of each sequence, without padding."""
+def _padded_rows(
+    model: LoadedModel, kind: GraphKind, sequences: Sequence[SequenceInputs]
+) -> Mapping[str, int]:
+    """The length by symbolic axis of a run that is longer than its longest sequences; otherwise empty."""
+    longest = tuple(map(max, zip(*[sequence.lengths for sequence in sequences], strict=True)))
+    padded = model.padded_lengths(kind, longest)
+    return dict(zip(model.axes, padded, strict=True)) if padded != longest else {}
+
+
+def _split(
+    graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs], *, is_padded: bool
+) -> list[Outputs]:
+    """The outputs of each sequence, without padding, beyond the longest of them if `is_padded`."""
     first, results = sequences[0].plan, [Outputs() for _ in sequences]
-    is_whole = all(map(is_, map(_plan, sequences), repeat(first))) or all(  # first: without a Python loop
-        sequence.sizes == first.sizes for sequence in sequences
+    is_whole = not is_padded and (
+        all(map(is_, map(_plan, sequences), repeat(first)))  # first: without a Python loop
+        or all(sequence.sizes == first.sizes for sequence in sequences)
     )
     for spec in graph.outputs:
         values, is_batched = outputs[spec.name], is_whole and spec.axes[0] == BATCH_AXIS
@@ -95,58 +114,85 @@ def _split_rows(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInpu
     return results
 
 
-def _pad(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
-    """One input of a run: the sequences' own arrays stacked, or what the graph has in addition."""
-    name = spec.name
+def _pad(
+    model: LoadedModel,
+    spec: TensorSpec,
+    sequences: Sequence[SequenceInputs],
+    rows: Mapping[str, int],
+    session: Session,
+) -> Array:
+    """One input of a run: the sequences' own arrays stacked, or what the graph has in addition.
+
+    Args:
+        model: The model of all sequences.
+        spec: The input.
+        sequences: What to run.
+        rows: At least so many rows by symbolic axis; without one, those of the longest sequence.
+        session: Makes the array; unless its runs are bound, a single sequence is not copied.
+    """
+    name, least = spec.name, rows.get(str(spec.length_axis), 0)
     if name in sequences[0].inputs:
         if len(spec.axes) == 1:
             return np.concatenate([sequence.inputs[name] for sequence in sequences])  # (B,)
-        if len(sequences) == 1:
+        if len(sequences) == 1 and session.slabs is None and len(sequences[0].inputs[name]) >= least:
             return sequences[0].inputs[name][np.newaxis]
-        return _stack([sequence.inputs[name] for sequence in sequences])
+        return _stack([sequence.inputs[name] for sequence in sequences], least, session.empty)
     if name == BLOCK_ROWS:
         longest = max(model.key_length(sequence.lengths) for sequence in sequences)
         return np.array(model.block_rows(longest), np.int64)  # ()
     if (axis := model.axes_of_lengths.get(name)) is not None:
         return np.array([sequence.sizes[axis] for sequence in sequences], dtype=np.int64)  # (B,)
-    return _stack_masks(spec, sequences)
+    return _stack_masks(spec, sequences, rows, session.empty)
 
 
 def _concatenate(
     context: Context, graph: Graph, sequences: Sequence[SequenceInputs], session: Session
-) -> dict[str, Array]:
+) -> dict[str, Value]:
     """The inputs of a run of queries to a context: their rows one after the other, and the context."""
-    inputs = {name: array for name, array in context.tensors.items() if name in session.inputs}
+    inputs = {
+        name: value for name, value in session.context_inputs(context).items() if name in session.inputs
+    }
     for spec in graph.inputs:
         if spec.name in sequences[0].inputs:
             rows = [sequence.inputs[spec.name] for sequence in sequences]
-            inputs[spec.name] = (rows[0] if len(rows) == 1 else np.concatenate(rows))[np.newaxis]
+            is_copied = len(rows) > 1 or session.slabs is not None
+            inputs[spec.name] = (_join(rows, session.empty) if is_copied else rows[0])[np.newaxis]
         else:
             inputs[spec.name] = _concatenate_masks(sequences, context.rows)
     return inputs
 
 
-def _stack(arrays: list[Array]) -> Array:
-    """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros."""
+def _stack(arrays: list[Array], least: int, empty: Allocator) -> Array:
+    """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros, of at least so many rows T."""
     lengths = [len(array) for array in arrays]
-    width = arrays[0].shape[1:]
-    stacked = np.empty((len(arrays), max(lengths), *width), arrays[0].dtype)
-    if min(lengths) == max(lengths):
-        np.concatenate(arrays, out=stacked.reshape(sum(lengths), *width))
-        return stacked
+    width, longest = arrays[0].shape[1:], max(least, *lengths)
+    if min(lengths) == longest:
+        return _join(arrays, empty).reshape(len(arrays), longest, *width)
+    stacked = empty((len(arrays), longest, *width), arrays[0].dtype)
     for row, array in zip(stacked, arrays, strict=True):
         row[: len(array)] = array
         row[len(array) :] = 0
     return stacked
 
 
-def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
-    """(B, 1 or H, Tq, Tk): the mask of each sequence, False for every padded key."""
+def _join(arrays: list[Array], empty: Allocator) -> Array:
+    """Concatenates (T_i, ...) arrays to (sum of T_i, ...)."""
+    rows = empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    return np.concatenate(arrays, out=rows)
+
+
+def _stack_masks(
+    spec: TensorSpec, sequences: Sequence[SequenceInputs], rows: Mapping[str, int], empty: Allocator
+) -> Array:
+    """(B, 1 or H, Tq, Tk): the mask of each sequence, False for every padded key; `rows` as for `_pad`."""
     heads = max(1 if sequence.mask is None else len(sequence.mask) for sequence in sequences)
     _, _, query_axis, key_axis = map(str, spec.axes)
-    longest = [max(sequence.sizes[axis] for sequence in sequences) for axis in (query_axis, key_axis)]
-    stacked = np.empty((len(sequences), heads, *longest), np.bool_)
-    if len(sequences) > 1:
+    longest = [
+        max(rows.get(axis, 0), *(sequence.sizes[axis] for sequence in sequences))
+        for axis in (query_axis, key_axis)
+    ]
+    stacked = empty((len(sequences), heads, *longest), np.bool_)
+    if len(sequences) > 1 or rows:
         stacked.fill(False)  # noqa: FBT003 - takes no keyword
     for row, sequence in zip(stacked, sequences, strict=True):
         window = row[:, : sequence.sizes[query_axis], : sequence.sizes[key_axis]]

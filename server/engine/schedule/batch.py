@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.limits import UNLIMITED, Limits
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.session import RunControl
 
@@ -51,7 +51,7 @@ class Batch:
             limits: Bounds of a batch of several sequences.
             head: The oldest sequence.
             max_bytes: Memory that the run may take if further sequences join.
-            max_seconds: Work (`seconds_alone`) that is left to this batch if others run at the same time.
+            max_seconds: Work (`seconds_alone`) that is left to this batch if others compute at the same time.
         """
         plan = head.plan
         self.model = head.request.model
@@ -59,6 +59,7 @@ class Batch:
         self._max_bytes = min(limits.max_batch_bytes, max_bytes)
         self._max_seconds = max_seconds
         self._max_sequences = 1 if plan.runs_alone else limits.max_batch_sequences
+        self._max_rows = limits.max_batch_rows
         self.sequences = [head]
         self.seconds = self.seconds_alone = plan.seconds
         self.is_parallel = self.may_take_longer = self._is_alone = False
@@ -111,22 +112,26 @@ class Batch:
     def _max_identical_sequences(self) -> int:
         """How many sequences like the first may be in the batch, each of another request: see `_admits`."""
         plan, fixed = self.sequences[0].plan, self._fixed_seconds
-        most = min(self._max_sequences, self._max_bytes // plan.run_bytes)
+        most = min(
+            self._max_sequences, self._max_rows // plan.computed_rows, self._max_bytes // plan.run_bytes
+        )
         if (marginal := plan.seconds - fixed) > 0:
             # One more may join while the run takes no more than so many times its fixed cost.
             full, divided = FULL_AT_FIXED_COSTS - 1, DIVIDED_AT_FIXED_COSTS - 1
-            share = max(1 + divided * fixed // marginal, self._max_seconds // plan.seconds)
-            most = min(most, 1 + full * fixed // marginal, share)
+            most = min(most, 1 + full * fixed // marginal)
+            if self._max_seconds < math.inf:
+                most = min(most, max(1 + divided * fixed // marginal, self._max_seconds // plan.seconds))
         return int(most)
 
     def add(self, sequence: SequenceInputs) -> None:
         """Adds a sequence of the same lengths as all others, which pads nothing, if the limits allow it."""
-        count = len(self.sequences) + 1
-        if self._admits(sequence) and count * sequence.plan.run_bytes <= self._max_bytes:
+        count, plan = len(self.sequences) + 1, sequence.plan
+        fits = count * plan.run_bytes <= self._max_bytes and count * plan.computed_rows <= self._max_rows
+        if fits and self._admits(sequence):
             self.sequences.append(sequence)
             self._query_rows += sequence.lengths[0]
-            self.seconds = self._fixed_seconds + count * (sequence.plan.seconds - self._fixed_seconds)
-            self.seconds_alone += sequence.plan.seconds
+            self.seconds = self._fixed_seconds + count * (plan.seconds - self._fixed_seconds)
+            self.seconds_alone += plan.seconds
 
     def add_padded(self, nearest: Iterable[SequenceInputs]) -> None:
         """Adds those of some sequences that save time, compared with runs of their own.
@@ -147,11 +152,13 @@ class Batch:
         """Adds a sequence of other lengths, unless that costs more than a run of its own."""
         lengths = tuple(map(max, self._lengths, sequence.lengths))
         query_rows = self._query_rows + sequence.lengths[0]
-        size = self.model.run_size(len(self.sequences) + 1, lengths, query_rows)
         # Once mixed, a batch keeps the graph that it needs for that.
         kind = self.model.mixed_graph(self.graph)
+        size = self.model.run_size(kind, len(self.sequences) + 1, lengths, query_rows)
         seconds = self.model.seconds(kind, *size)
         if seconds > self.seconds + sequence.plan.seconds:
+            return False
+        if self._max_rows < UNLIMITED and self._rows(size) > self._max_rows:
             return False
         if self.model.run_bytes(kind, *size) > self._max_bytes:
             return False
@@ -170,11 +177,10 @@ class Batch:
         """
         model, plan = self.model, self.sequences[0].plan
         if len(self.sequences) == 1:
-            self.run_bytes, self.rows = plan.run_bytes, plan.rows
+            self.run_bytes, self.rows = plan.run_bytes, plan.computed_rows
         else:
-            count, lengths = model.run_size(len(self.sequences), self._lengths, self._query_rows)
-            self.run_bytes = model.run_bytes(self.graph, count, lengths)
-            self.rows = count * sum(model.rows(lengths))
+            size = model.run_size(self.graph, len(self.sequences), self._lengths, self._query_rows)
+            self.run_bytes, self.rows = model.run_bytes(self.graph, *size), self._rows(size)
         # It waits its turn on a device, or pools spans.
         self.may_take_longer = not model.runs_on_host or (
             model.manifest.encoder is not None
@@ -199,6 +205,11 @@ class Batch:
             return False
         exceeds_share = self.seconds_alone + sequence.plan.seconds > self._max_seconds
         return not (exceeds_share and self._takes(DIVIDED_AT_FIXED_COSTS))
+
+    def _rows(self, size: tuple[int, tuple[int, ...]]) -> int:
+        """Rows that a run of a size computes, padding included."""
+        count, lengths = size
+        return count * sum(self.model.rows(lengths))
 
     def _takes(self, fixed_costs: int) -> bool:
         """Whether the run takes more than this many times its fixed cost, which is then negligible."""

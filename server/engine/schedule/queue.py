@@ -154,17 +154,18 @@ class Queue:
         latency: Decides which requests would be late.
     """
 
-    def __init__(self, limits: Limits, run_slots: int = 1) -> None:
+    def __init__(self, limits: Limits, run_slots: int = 1, computing_runs: int = 0) -> None:
         """Creates an empty queue.
 
         Args:
             limits: Bounds of batches and of the memory of runs.
             run_slots: Number of batches that may run at a time.
+            computing_runs: How many of them compute at a time, among which work is divided; 0 for all.
         """
         self.running: dict[Batch, int] = {}
         self.latency = LatencyEstimator()
         self._limits = limits
-        self._run_slots = run_slots
+        self._run_slots, self._computing_runs = run_slots, computing_runs or run_slots
         # Sums of the expected durations of a run for each sequence.
         self._queued_seconds = self._running_seconds = 0.0
         self._buckets: dict[BucketKey, Bucket] = {}
@@ -389,7 +390,8 @@ class Queue:
             if _is_wanted(head, now, expired):
                 share.start_tag = max(share.start_tag, head.start_tag)
                 self._shares.virtual_time = max(self._shares.virtual_time, share.virtual_time)
-                slot_share_seconds = self._queued_seconds / (self._run_slots - len(self.running))
+                idle = self._computing_runs - len(self.running)
+                slot_share_seconds = self._queued_seconds / idle if idle > 1 else math.inf
                 batch = Batch(self._limits, head, free_bytes, slot_share_seconds)
                 alone = not bucket and len(self._buckets) == 1  # the usual case
                 unwanted = [] if alone else self._fill(batch, bucket, now, expired)

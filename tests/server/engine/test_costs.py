@@ -1,16 +1,19 @@
-"""What is expected of runs follows what they take: the choice of threads, deadlines, and what counts."""
+"""What is expected of runs follows what they take: threads, deadlines, memory, and which runs count."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.costs import FIRST_TRIAL, LAST_TRIAL, TRIAL_RUNS, Costs, Pace, RunCost
+from attention_serving.server.engine.facts import PAIR_TENSORS
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model import MASK_TENSORS, UNFUSED_TENSORS, LoadedModel
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.queue import Queue
-from tests.server.samples import validated_of
+from tests.server.samples import HEADS, validated_of
+from tests.server.seams import costing, on_device
 
 # Seconds that a run is expected to take on one thread, and what it takes on one and on all: on a machine that
 # does nothing else, and on one whose cores are busy.
@@ -92,6 +95,54 @@ def test_a_deadline_is_compared_with_what_runs_take_now(self_model: LoadedModel)
     assert server.arrive(deadline=EXPECTED / 2) is None
     server.run((EXPECTED / 4, EXPECTED))
     assert server.arrive(deadline=EXPECTED / 2)
+
+
+UNMASKED, GROUPED = {"has_mask": False}, {"data_type": "float32", "num_key_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "keys", "expected"),
+    [
+        (GraphKind.LENGTHS, UNMASKED, 510, 0),
+        (GraphKind.LENGTHS, {}, 512, MASK_TENSORS),
+        (GraphKind.LENGTHS, {}, 510, UNFUSED_TENSORS * HEADS + MASK_TENSORS),
+        (GraphKind.MASK, {}, 512, MASK_TENSORS * HEADS),
+        (GraphKind.PLAIN, UNMASKED | GROUPED, 512, UNFUSED_TENSORS * HEADS),
+        (GraphKind.WEIGHTS, {}, 512, PAIR_TENSORS[GraphKind.WEIGHTS] * HEADS),
+        (GraphKind.LENGTHS, None, 512, PAIR_TENSORS[GraphKind.LENGTHS] * HEADS),
+    ],
+    ids=["flash", "efficient", "not aligned", "by head", "grouped fp32", "weights", "earlier manifest"],
+)
+def test_memory_on_a_device_is_that_of_its_kernels(
+    cross_model: LoadedModel, kind: GraphKind, changes: Any, keys: int, expected: float
+) -> None:
+    model, sizes = on_device(cross_model), (7, keys)
+    graph = model.manifest.graphs[kind]
+    operators = [] if changes is None else [graph.attention[0].model_copy(update=changes)]
+    graphs = {**model.manifest.graphs, kind: graph.model_copy(update={"attention": operators})}
+    model = dataclasses.replace(model, manifest=model.manifest.model_copy(update={"graphs": graphs}))
+    assert model.pair_elements(kind, sizes) == expected * 7 * keys
+    on_host = dataclasses.replace(model, provider=cross_model.provider)
+    assert on_host.pair_elements(kind, sizes) == PAIR_TENSORS[kind] * HEADS * 7 * keys
+
+
+def test_long_sequences_stay_whole_on_a_device_if_their_kernels_hold_no_scores(
+    cross_model: LoadedModel,
+) -> None:
+    model, rows = on_device(cross_model), 40_000
+    kinds = [model.sequence_graph(kind, (rows, rows - 1)) for kind in (GraphKind.PLAIN, GraphKind.MASK)]
+    assert kinds == [GraphKind.PLAIN, GraphKind.MASK_BLOCKS]
+
+
+def test_what_is_expected_of_a_padded_sequence_is_that_of_its_run(cross_model: LoadedModel) -> None:
+    model, kind = costing(on_device(cross_model), RunCost(1.0, 1e-6, 1e-6)), GraphKind.MASK
+    plan = model.plan(kind, (5, 6))
+    assert (plan.lengths, plan.rows, plan.computed_rows) == ((5, 6), 11, 13)
+    assert (plan.seconds, plan.run_bytes) == (
+        model.seconds(kind, 1, (5, 8)),
+        model.run_bytes(kind, 1, (5, 8)),
+    )
+    assert plan.result_bytes == cross_model.plan(kind, (5, 6)).result_bytes
 
 
 def test_sizes_have_paces_of_their_own() -> None:

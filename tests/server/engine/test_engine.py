@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -20,10 +21,22 @@ from attention_serving.server.engine.events import (
 )
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.types import Result
+from attention_serving.server.engine.run.provider import RUNTIME_PROVIDERS, Device, Provider
+from attention_serving.server.engine.types import MaskKind, Result
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
-from tests.server.seams import PATIENCE_SECONDS, Gate, Held, Recorder, engine_of, outcome, tapped, withdraw
+from tests.server.seams import (
+    PATIENCE_SECONDS,
+    Gate,
+    Held,
+    Recorder,
+    engine_of,
+    on_device,
+    outcome,
+    tapped,
+    withdraw,
+)
 from tests.support import coroutines
 from tests.support.coroutines import submitted
 
@@ -154,3 +167,20 @@ def test_requests_runs_and_failures_are_counted(self_model: LoadedModel) -> None
     assert 0 < computed <= found.succeeded.seconds
     assert found.failed.seconds > 0
     assert started <= found.last_run <= time.time()
+
+
+def test_padded_runs_answer_as_eager_and_their_padding_is_counted(cross_model: LoadedModel) -> None:
+    with Held(on_device(cross_model)) as held:
+        request = held.submit([(3, 5), (2, 6), (1, 1)], kind=MaskKind.PAIRS)
+        alone = held.submit([(2, 3)], return_weights=True)
+    for each in (request, alone):
+        assert_answers(each, outcome(each))
+    # Rows of queries and keys; 6 and 3 keys become 8. The first run is on a graph without a mask.
+    padding = [(run.rows, run.padding) for run in held.recorder.runs]
+    assert padding == [(2, 0), (18, 3 * (3 + 8) - 18), (5, 5)]
+
+
+def test_a_model_is_padded_as_its_provider_needs(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = dataclasses.replace(Provider.CPU.runtime, row_multiple=8)
+    monkeypatch.setitem(RUNTIME_PROVIDERS, Provider.CPU, needs)
+    assert load_model(artifacts / SELF / "1", Device(threads=1)).row_multiple == 8

@@ -41,7 +41,8 @@ class Damageable(Session):
     """A real session whose outputs are wrong in some runs, or from some moment on."""
 
     def __init__(self, session: Session) -> None:
-        self._healthy, self.provider, self.inputs = session, session.provider, session.inputs
+        vars(self).update(vars(session))
+        self._healthy = session
         self.runs, self.damaged_run, self.stays_damaged = 0, 0, False
 
     def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:

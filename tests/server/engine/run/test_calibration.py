@@ -2,8 +2,11 @@
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import pytest
 from hypothesis import example, given
@@ -15,8 +18,9 @@ from attention_serving.server.engine.model import WHOLE_SCORE_BYTES_ON_DEVICE, L
 from attention_serving.server.engine.run import calibration
 from attention_serving.server.engine.run.calibration import TIMED_SIZES, calibrate, fit, time_runs
 from attention_serving.server.engine.run.provider import Provider
+from attention_serving.server.engine.run.session import DEVICE_TURN
 from attention_serving.server.engine.types import Array
-from tests.server.seams import tapped
+from tests.server.seams import on_device, tapped
 
 # Row and pair operations of the sizes that are timed, of a module 64 wide.
 OPERATIONS = [(8192.0 * count * length, 256.0 * count * length**2) for count, length in TIMED_SIZES]
@@ -72,6 +76,27 @@ def test_the_fastest_run_counts(durations: Sequence[float], expected: Sequence[f
         assert [1000 * size_seconds for size_seconds in seconds] == pytest.approx(expected)
 
 
+class Turn(AbstractContextManager[None]):
+    """A turn that takes a second to come."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __enter__(self) -> None:
+        self.now += 1
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, *_size: int) -> None:
+        self.now += 0.25
+
+
+def test_the_wait_for_a_turn_is_not_timed() -> None:
+    turn = Turn()
+    assert time_runs([(1, 1)], turn.run, lambda: turn.now, turn) == {(1, 1): 0.25}
+
+
 def test_a_clock_that_stands_still_is_not_believed() -> None:
     (seconds,) = time_runs([(1, 1)], lambda *_size: None, lambda: 1.0).values()
     assert seconds > 0
@@ -84,7 +109,7 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_th
 ) -> None:
     sizes = set(TIMED_SIZES)
     if kind is GraphKind.LENGTHS:  # which unequal lengths need
-        sizes = {(max(count, 2), length + 1) for count, length in TIMED_SIZES}
+        sizes = {(max(count, 2), max(length, 2)) for count, length in TIMED_SIZES}
     max_lengths = {"query_length": longest, "key_length": longest + 10}
     manifest = cross_model.manifest.model_copy(update={"max_lengths": max_lengths})
     seen: set[tuple[int, int]] = set()
@@ -105,18 +130,33 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_th
         assert seen <= sizes | {(1, 1)}  # which the trimming of the arena runs
 
 
-def test_a_device_has_sizes_of_its_own(self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sessions are those of the host."""
-    monkeypatch.setattr(calibration, "TIMED_SIZES_ON_DEVICE", ((1, 1), (1, 8), (3, 16)))
-    seen: set[tuple[int, int]] = set()
+def test_a_device_has_sizes_of_its_own_and_is_timed_in_its_turn(
+    cross_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sessions are those of the host. Sizes are those that are served, padding included."""
+    monkeypatch.setattr(calibration, "TIMED_SIZES_ON_DEVICE", ((1, 1), (1, 24), (3, 16)))
+    seen, model = defaultdict[GraphKind, set[tuple[int, int]]](set), on_device(cross_model)
+    with ThreadPoolExecutor(1) as other_thread:
 
-    def tap(inputs: dict[str, Array]) -> None:
-        seen.add(inputs["query"].shape[:2])
+        def tap(kind: GraphKind, inputs: dict[str, Array]) -> None:
+            seen[kind].add(inputs["key"].shape[:2])
+            assert not other_thread.submit(DEVICE_TURN.acquire, blocking=False).result()
 
-    device = Provider.CUDA.runtime.name
-    model = calibrate(dataclasses.replace(tapped(self_model, tap), provider=device, costs=Costs()))
-    assert set(model.costs.run_costs) == set(model.sessions) - set(OF_CONTEXTS)
-    assert (3, 16) in seen
+        kinds = (GraphKind.PLAIN, GraphKind.LENGTHS, GraphKind.MASK)
+        taps = {kind: tapped(model, partial(tap, kind)).sessions[kind] for kind in kinds}
+        sessions = {**model.sessions, **taps}
+        timed = calibrate(dataclasses.replace(model, sessions=sessions, costs=Costs()))
+    assert set(timed.costs.run_costs) == set(model.sessions) - set(OF_CONTEXTS)
+    assert [seen[kind] for kind in kinds] == [
+        {(1, 1), (1, 24), (3, 16)},
+        {(2, 8), (2, 24), (3, 16)},
+        {(1, 8), (1, 24), (3, 16)},
+    ]
+
+
+def test_without_a_list_of_operators_scores_are_expected(self_model: LoadedModel) -> None:
+    """As earlier manifests, and graphs whose attention other operators compute."""
+    model = dataclasses.replace(self_model, provider=Provider.CUDA.runtime.name)
     length = int((WHOLE_SCORE_BYTES_ON_DEVICE / (4 * 2)) ** 0.5)
     assert self_model.sequence_graph(GraphKind.PLAIN, (length,)) is GraphKind.BLOCKS
     assert model.sequence_graph(GraphKind.PLAIN, (length,)) is GraphKind.PLAIN

@@ -33,7 +33,7 @@ from attention_serving.server.engine.schedule.batch import FULL_AT_FIXED_COSTS, 
 from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.types import MaskKind, Result
 from tests.server.samples import Sample, validated_of
-from tests.server.seams import SAME_FOR_ALL, costing, take
+from tests.server.seams import SAME_FOR_ALL, costing, on_device, take
 
 SLOTS = 2
 LONG, SHORT = 40, 6
@@ -121,7 +121,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.inline_will_ask = self.inline_will_ask or inline
         self.another_submitted = self.another_submitted or not inline
         graph = request.plan.graph
-        alone = [request.model.seconds(graph, 1, sequence.lengths) for sequence in request.asked]
+        sizes = [request.model.run_size(graph, 1, each.lengths, each.lengths[0]) for each in request.asked]
+        alone = [request.model.seconds(graph, *size) for size in sizes]
         for index, own in enumerate(alone):
             self.tickets.append(Ticket(request, index, own, max(alone), turn, before, self.runs))
             turn += own
@@ -177,12 +178,14 @@ class QueueMachine(RuleBasedStateMachine):
         ((_, own_graph),) = {(queued.request.model, queued.request.plan.graph) for queued in batch}
         assert count <= (1 if model.manifest.runs_alone else self.limits.max_batch_sequences)
         longest = tuple(map(max, zip(*[queued.lengths for queued in batch], strict=True)))
-        assert count == 1 or model.run_bytes(batch.graph, count, longest) <= self.limits.max_batch_bytes
+        size = model.run_size(batch.graph, count, longest, sum(queued.lengths[0] for queued in batch))
+        assert (batch.rows, batch.run_bytes) == (count * sum(size[1]), model.run_bytes(batch.graph, *size))
+        assert count == 1 or batch.rows <= self.limits.max_batch_rows
+        assert count == 1 or batch.run_bytes <= self.limits.max_batch_bytes
         equal_lengths = len({queued.lengths for queued in batch}) == 1
         assert batch.graph is (own_graph if equal_lengths else model.mixed_graph(own_graph))
-        alone = sum(model.seconds(batch.graph, 1, queued.lengths) for queued in batch)
-        assert math.isclose(batch.seconds, model.seconds(batch.graph, count, longest), rel_tol=1e-12)
-        assert batch.seconds <= alone * (1 + 1e-9)
+        assert math.isclose(batch.seconds, model.seconds(batch.graph, *size), rel_tol=1e-12)
+        assert batch.seconds <= sum(queued.plan.seconds for queued in batch) * (1 + 1e-9)
 
     def _check_order(self, batch: Batch, wanted: list[Ticket]) -> None:
         """What is not wanted, as it has run, is not found."""
@@ -275,7 +278,7 @@ def buckets(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedMod
     return [
         costing(self_model, SAME_FOR_ALL),
         costing(self_model, MIXED),
-        costing(cross_model, MIXED),
+        on_device(costing(cross_model, MIXED)),
         dataclasses.replace(costing(self_model, MIXED), manifest=lowered),
     ]
 
@@ -296,7 +299,9 @@ def test_every_sequence_runs_once_in_time_and_in_a_free_slot(
 ) -> None:
     monkeypatch.setattr(queues, "LOOK_AHEAD", look_ahead)
     memory = long_runs * self_model.run_bytes(GraphKind.PLAIN, 1, (LONG,))
-    limits = Limits(max_batch_sequences=4, max_batch_bytes=20_000, max_run_bytes=memory)
+    limits = Limits(
+        max_batch_sequences=4, max_batch_rows=3 * LONG, max_batch_bytes=20_000, max_run_bytes=memory
+    )
     machine: Any = partial(QueueMachine, buckets, limits, callers)  # the stubs ask for a class
     run_state_machine_as_test(
         machine, settings=settings(max_examples=100, stateful_step_count=50, deadline=None)
@@ -324,14 +329,22 @@ def test_a_full_batch_is_complete(self_model: LoadedModel, requests: list[int], 
     call_rows=st.sampled_from([0, 0.1, 0.3, 1, 1e3]),
     most=st.integers(1, 9),
     fitting=st.integers(1, 9),
+    most_rows=st.integers(1, 9),
     slots=st.integers(1, 4),
 )
 def test_sequences_that_are_taken_together_are_those_that_would_be_taken_one_by_one(
-    self_model: LoadedModel, lengths: list[int], call_rows: float, most: int, fitting: int, slots: int
+    self_model: LoadedModel,
+    lengths: list[int],
+    call_rows: float,
+    most: int,
+    fitting: int,
+    most_rows: int,
+    slots: int,
 ) -> None:
     rows, _ = self_model.operations(1, (1,))
     model = costing(self_model, RunCost(fixed=call_rows, row=1 / rows, pair=0))
-    limits = Limits(max_batch_sequences=most, max_batch_bytes=model.run_bytes(GraphKind.PLAIN, fitting, (1,)))
+    most_bytes = model.run_bytes(GraphKind.PLAIN, fitting, (1,))
+    limits = Limits(max_batch_sequences=most, max_batch_rows=most_rows, max_batch_bytes=most_bytes)
 
     def batches(*, alike: bool) -> list[Batch]:
         queue = Queue(limits, slots)
