@@ -41,7 +41,6 @@ SERVER_OPTIONS = (
     "--max-message-bytes=512MiB",
     "--max-memory=48GiB",
     "--max-in-flight-bytes=8GiB",
-    "--max-batch-sequences=256",
 )
 Call = Callable[[], Any]
 
