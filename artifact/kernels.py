@@ -27,7 +27,7 @@ class Kernel(IntEnum):
     MEMORY_EFFICIENT = 1
     """Holds no scores. A mask is read as one number for each score."""
     UNFUSED = 2
-    """Holds all scores (B, H, Tq, Tk) in float32."""
+    """Holds all scores (B, H, Tq, Tk) twice, in float32."""
 
 
 class AttentionOperator(Record):

@@ -38,6 +38,7 @@ from attention_serving.export import parity
 from attention_serving.export.assumptions import Assumption
 from attention_serving.export.blocks import NotInBlocksError, split_into_blocks
 from attention_serving.export.certificate import sign_artifact
+from attention_serving.export.cuda import cuda_facts
 from attention_serving.export.errors import ExportError, details_in_file
 from attention_serving.export.graph import finish_graph, trace
 from attention_serving.export.precision import Precision
@@ -222,6 +223,7 @@ class ArtifactWriter:
             branches=spec.branches,
             notes=spec.notes,
         )
+        report["cuda"] = cuda_facts(graphs, attention)
         (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
         self.progress("golden vectors")
         golden = [
@@ -234,7 +236,7 @@ class ArtifactWriter:
         if spec.tokenizer is not None:
             spec.tokenizer.save(str(folder / TOKENIZER_FILE))
         opset = max(
-            each.version for graph in graphs.values() for each in graph.opset_import if each.domain in ONNX
+            opset.version for graph in graphs.values() for opset in graph.opset_import if opset.domain in ONNX
         )
         manifest = self._manifest(folder, signatures, attention, opset=opset, refuses_nan=refuses_nan)
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")

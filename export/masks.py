@@ -26,7 +26,7 @@ from attention_serving.export.rewrite import LENGTHS_INPUT, MASK_INPUT, axes_of
 
 # The version of Attention that takes lengths.
 OPSET_OF_LENGTHS = 24
-# Comparisons, by operator: whether the operands change places, and the comparison that is left.
+# Comparisons, by operator: whether the operands change places, and the comparison that results.
 COMPARISONS = {
     "Less": (False, "Less"),
     "LessOrEqual": (False, "LessOrEqual"),
@@ -58,8 +58,8 @@ class Condition(NamedTuple):
     """The comparison of two formulas."""
 
     comparison: str
-    left: "Formula"
-    right: "Formula"
+    lesser: "Formula"
+    greater: "Formula"
 
 
 class Conditions(NamedTuple):
@@ -121,7 +121,7 @@ class _Formulas:
     """The formulas of the values of a graph."""
 
     def __init__(self) -> None:
-        self._known: dict[Value, Formula] = {}
+        self._derived: dict[Value, Formula] = {}
 
     def of(self, value: Value | None) -> Formula:
         """What an element of a value is.
@@ -131,9 +131,9 @@ class _Formulas:
         """
         if value is None:
             raise _UnknownError
-        if value not in self._known:
-            self._known[value] = self._derive(value)
-        return self._known[value]
+        if value not in self._derived:
+            self._derived[value] = self._derive(value)
+        return self._derived[value]
 
     def _derive(self, value: Value) -> Formula:
         node, shape = value.producer(), axes_of(value)
@@ -233,12 +233,12 @@ def _and(node: Node, formulas: _Formulas) -> Formula:
 def _compare(node: Node, formulas: _Formulas) -> Formula:
     """The comparison of two numbers; True if it holds for every index."""
     swapped, comparison = COMPARISONS[node.op_type]
-    left, right = map(formulas.of, reversed(node.inputs) if swapped else node.inputs)
-    if not isinstance(left, int | Index | Length) or not isinstance(right, int | Index | Length):
+    lesser, greater = map(formulas.of, reversed(node.inputs) if swapped else node.inputs)
+    if not isinstance(lesser, int | Index | Length) or not isinstance(greater, int | Index | Length):
         raise _UnknownError
-    if isinstance(left, int) and isinstance(right, Index) and left < (comparison == "LessOrEqual"):
+    if isinstance(lesser, int) and isinstance(greater, Index) and lesser < (comparison == "LessOrEqual"):
         return True  # indices are 0 or more
-    return Conditions(frozenset({Condition(comparison, left, right)}))
+    return Conditions(frozenset({Condition(comparison, lesser, greater)}))
 
 
 OPERATORS: Mapping[str, Callable[[Node, _Formulas], Formula]] = {
@@ -264,8 +264,8 @@ def _substitute(formula: Formula, places: Mapping[int, Formula]) -> Formula:
         case Conditions(conditions):
             return Conditions(
                 frozenset(
-                    Condition(name, _substitute(left, places), _substitute(right, places))
-                    for name, left, right in conditions
+                    Condition(name, _substitute(lesser, places), _substitute(greater, places))
+                    for name, lesser, greater in conditions
                 )
             )
         case Indices(formulas):

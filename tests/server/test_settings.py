@@ -107,6 +107,7 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
         ("--unix-socket=/s --workers=2", "--unix-socket /s: needs a single worker; set workers to 1 (Path"),
         ("--allow-shared-memory --workers=2", "--allow-shared-memory: needs a single worker"),
         ("--model-control=explicit --workers=2", "--model-control explicit: needs a single worker, because"),
+        ("--workers=0", "--workers 0: 0 is one worker for each GPU; set provider to cuda or auto (Number"),
         ("--protect-metrics", "--protect-metrics: needs identities; set tokens or jwt_jwks"),
         ("--http-explore", "--http-explore: needs HTTP; set http_port (Serve"),
         ("--tls-certificate=c", "--tls-key: is needed with tls_certificate, and"),

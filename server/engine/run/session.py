@@ -40,9 +40,9 @@ OUT_OF_MEMORY = (
 ELEMENT_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 # The size of an axis of an output that is not an axis of an input.
 UNKNOWN = -1
-# Runs on a device take turns: two at a time returned wrong values on an H100. Kernels free some intermediates
-# while their stream still writes them: github.com/microsoft/onnxruntime/issues/32342. A thread that holds the
-# turn runs without a wait.
+# Runs on a device take turns: two at a time returned wrong values on an H100, for a reason that is not known.
+# github.com/microsoft/onnxruntime/issues/32342 is similar; its cause, memory of Einsum, is in no graph here.
+# A thread that holds the turn runs without a wait.
 DEVICE_TURN = threading.RLock()
 # Operators that compute with sizes of tensors, for which the runtime prefers the host. They take a few
 # numbers, and are not a reason for a warning.

@@ -29,6 +29,7 @@ from attention_serving.server.engine.events import (
 from attention_serving.server.engine.limits import MIB
 from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import FailedModel, Repository
+from attention_serving.server.engine.run.driver import Gpu
 from attention_serving.server.observe.metrics import UNKNOWN, Metrics
 from attention_serving.server.observe.prometheus import BulkHistogram, MetricsEndpoint, ProcessesCollector
 from attention_serving.server.settings import Settings
@@ -153,7 +154,7 @@ def test_limits_and_build_are_described(metrics: Metrics) -> None:
     given = {"max_concurrent_calls": 7, "max_connections": 9, "max_batch_sequences": 5, "provider": "cuda"}
     memory = {"max_in_flight_bytes": 8 * MIB, "max_context_bytes": 2 * MIB, "max_memory": 80 * MIB}
     settings = Settings.model_validate({"model_repository": Path(), **given, **memory})
-    metrics.configured(settings)
+    metrics.configured(settings, Gpu("NVIDIA H100", "GPU-5"))
     installed = {each.name: each.version for each in distributions()}
     version = installed.get("onnxruntime-gpu", UNKNOWN)  # one of the two runtimes is installed, never both
     assert has(
@@ -165,6 +166,7 @@ def test_limits_and_build_are_described(metrics: Metrics) -> None:
         attention_in_flight_limit_bytes {8 * MIB}
         attention_context_limit_bytes {2 * MIB}
         attention_run_memory_limit_bytes {70 * MIB}
+        attention_device_processes{{name="NVIDIA H100",uuid="GPU-5"}} 1
         attention_build_info{{version="{VERSION}",provider="CUDAExecutionProvider",onnxruntime="{version}"}} 1
         """,
     )

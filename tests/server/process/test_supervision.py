@@ -21,6 +21,8 @@ def serve(connection: Any, assignment: str) -> None:
     """The program of a child, which begins to serve and then does as it was assigned."""
     if assignment == "fail":
         raise ServerError("has no models")
+    if os.environ["CUDA_VISIBLE_DEVICES"] != "GPU-3":
+        raise ServerError("has another device")
     connection.send(SERVES)
     time.sleep(PATIENCE_SECONDS)
 
@@ -29,7 +31,8 @@ def serve(connection: Any, assignment: str) -> None:
 def started(assignment: str) -> Iterator[tuple[Child, "queue.Queue[Event]"]]:
     """A child, and what it reports."""
     events: queue.Queue[Event] = queue.Queue()
-    child = Child("child", __name__, assignment, 2, 3, events.put)
+    variables = {"CUDA_VISIBLE_DEVICES": "GPU-3"}
+    child = Child("child", __name__, assignment, 2, 3, events.put, variables=variables)
     child.start()
     yield child, events
     child.close(0)

@@ -15,8 +15,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server import __main__ as main
 from attention_serving.server import machine
-from attention_serving.server.process.workers import share_of_machine
+from attention_serving.server.process.workers import Workers, share_of_machine
 from attention_serving.server.settings import Settings
 from tests.server.api.messages import attend_request
 from tests.server.api.served import ATTEND, OpenStream
@@ -60,6 +61,36 @@ def test_each_worker_has_its_own_cores_and_its_share_of_the_quota_in_threads(
     shares = [share_of_machine(settings, worker) for worker in range(settings.workers)]
     assert [set(share) for share, _ in shares] == cores
     assert [share for _, share in shares] == threads
+
+
+@pytest.mark.parametrize(
+    ("options", "devices", "variables"),
+    [
+        ("--workers=0 --provider=cuda", ["GPU-a", "3"], ["GPU-a", "3"]),
+        ("--workers=3 --provider=auto", ["MIG-a", "MIG-b"], ["MIG-a", "MIG-b", "MIG-a"]),
+        ("--workers=2 --provider=cuda", ["0"], [None, None]),
+        ("--workers=2 --provider=cuda", [], [None, None]),
+    ],
+    ids=["one for each", "in turn", "one device", "none"],
+)
+def test_workers_use_the_devices_in_turn(
+    options: str,
+    devices: list[str],
+    variables: list[str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    services: list[Workers] = []
+    monkeypatch.setattr(main, "visible_devices", lambda: devices)
+    monkeypatch.setattr(main, "run", services.append)
+    for effect in ("logs.configure", "resource.setrlimit", "handle_signals"):  # on this process
+        monkeypatch.setattr(f"{main.__name__}.{effect}", lambda *_: None)
+    given = dict(option.removeprefix("--").split("=") for option in options.split())
+    assert main.serve(Settings.model_validate({"model_repository": tmp_path, "port": 0, **given})) == 0
+    (service,) = services
+    service.bind(tmp_path)
+    assert [worker.variables.get("CUDA_VISIBLE_DEVICES") for worker in service._workers] == variables
+    service.close()
 
 
 @pytest.fixture(autouse=True)
