@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from attention_serving.server.engine.run import cuda as driver
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from benchmarks import report, run
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
+from benchmarks.cuda.settings import Settings
 from benchmarks.load import MeasurementWindow
 from benchmarks.markdown import text
 from benchmarks.processes import environment, worker
@@ -89,45 +88,74 @@ def measure(
 
 
 @app.command("cuda")
-def prove_and_measure(
+def run_kit(
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Few models and sizes, in a minute or two.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few models and sizes, in two minutes.")] = False,
     device: Annotated[Provider, typer.Option(help="cpu tries the program itself.")] = Provider.CUDA,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"Folder of the report.  [default: {RESULTS}/cuda; if quick or on the CPU {CUDA_CACHE}]"
-        ),
+    only: Annotated[
+        list[str] | None, typer.Option(help="A step that may run; all if none is named. May be repeated.")
     ] = None,
-    cache: Cache = CUDA_CACHE,
+    again: Annotated[
+        list[str] | None, typer.Option(help="A step that runs although its result is there. May be repeated.")
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Folder of artifacts, results and the report.")] = CUDA_CACHE,
 ) -> None:
-    """Prove and measure the service on one NVIDIA GPU, and write a report. Takes up to ten minutes.
+    """Prove and measure the service on one NVIDIA GPU, step by step. Takes up to ten minutes.
 
-    Exports every preset in fp32, fp16 and bf16, compares each graph on the device with eager PyTorch on the
-    CPU over the parity grid, and measures rates as `run` does. Exits with 1 if a graph misses its tolerance.
+    Each step has a process and a limit of its own. Results are kept: a second run takes up what is missing.
+    Artifacts that `cuda-pack` has not made are exported first, which takes a quarter of an hour on two cores.
+    Exits with 1 if an answer is wrong or a graph misses its tolerance.
 
-    Needs an NVIDIA driver, a PyTorch with CUDA, and the extras `gpu` and `export` of this repository. The
+    Needs an NVIDIA driver, a PyTorch with CUDA, and the extras `gpu` and `encoders` of this repository. The
     wheels onnxruntime and onnxruntime-gpu contain the same module: install the second in place of the first.
     """
-    from benchmarks import cuda  # noqa: PLC0415 - loads PyTorch
+    from benchmarks.cuda import kit  # noqa: PLC0415 - loads ONNX Runtime
 
-    plan = replace(cuda.QUICK if quick else cuda.FULL, device=device)
-    conditions = {"device": "the CPU: nothing here says anything about a GPU"}
+    if unknown := {*(only or ()), *(again or ())} - kit.STEPS.keys():
+        steps = ", ".join(kit.STEPS)
+        raise typer.BadParameter(f"{sorted(unknown)[0]!r} is not a step; the steps are: {steps}")
+    settings, page = Settings(cache.resolve(), device, quick), cache / "report.md"
+    results: dict[str, kit.Result] = {}
     with report_failures():
-        if device is Provider.CUDA:
-            conditions = {"name": driver.find_device().name, "cuda": driver.cuda_version()}
-
-    def steps(findings: run.Findings) -> None:
-        for row in cuda.prove_all(cache / "proof", device, quick=quick):
-            console.print(f"proof: {', '.join(row)}")
-            findings.proof.append(row)
-        run.run(plan, cache, (), {}, findings, console.print)
-
-    on_gpu = device is Provider.CUDA
-    folder = out or (RESULTS / "cuda" if on_gpu and not quick else cache)
-    findings = write_report(steps, plan, conditions, folder)
-    if on_gpu and not all("holds" in row for row in findings.proof):
+        kit.device_name(settings)
+        prepare(settings)
+        try:
+            kit.run(settings, results, console.print, only=only or (), again=again or ())
+        finally:
+            page.write_text(kit.write_report(settings, results))
+            console.print(f"wrote {page}")
+    if problems := kit.missed(results):
+        console.print("\n".join(problems))
         raise typer.Exit(1)
+
+
+@app.command("cuda-pack")
+def pack_kit(
+    folder: Annotated[Path, typer.Argument(help="Folder of the parts.")],
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="Pack what `cuda --quick` needs.")] = False,
+    python: Annotated[str, typer.Option(help="Version of Python there.")] = "3.12",
+    cache: Annotated[Path, typer.Option(help="Folder of the artifacts.")] = CUDA_CACHE,
+) -> None:
+    """Pack what `cuda` needs on a machine without a network: wheels, artifacts and fixed answers.
+
+    The parts are below 64 MiB. Carry this checkout and the folder, and start `FOLDER/run.sh` in the checkout.
+    """
+    from benchmarks.cuda import pack  # noqa: PLC0415
+
+    settings = Settings(cache.resolve(), Provider.CUDA, quick)
+    with report_failures():
+        prepare(settings)
+        for file in pack.pack(settings, folder, python):
+            console.print(f"{file}: {file.stat().st_size:,} bytes")
+
+
+def prepare(settings: Settings) -> None:
+    """Makes the artifacts of the kit that are not there."""
+    if settings.missing:
+        from benchmarks.cuda import artifacts  # noqa: PLC0415 - loads PyTorch
+
+        artifacts.prepare(settings, console.print)
 
 
 def write_report(

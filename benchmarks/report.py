@@ -1,4 +1,4 @@
-"""The report of a run in Markdown: rates, latencies, ratios, the method; of a GPU also the proof."""
+"""The report of a run in Markdown: rates, latencies, ratios, the method."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,7 +13,6 @@ from benchmarks.workload import Cell
 
 mpl.use("Agg")
 METHOD = Path(__file__).with_name("method.md")
-PROOF = ("model", "precision", "outputs compared", "largest error", "tolerance", "operators on the host")
 PERCENTILES = [f"p{percent:g}" for percent in PERCENTS]
 AT_RATES = ("case", "system", "requests/s (share of closed-loop rate)", *PERCENTILES, "requests", "failed")
 
@@ -25,7 +24,6 @@ def write(findings: Findings, conditions: dict[str, str], folder: Path) -> Path:
     plot(grid, folder / "rates.png")
     counted = Counter(findings.failures).items()
     sections = {
-        "Proof: graphs compared with eager PyTorch": table(PROOF, findings.proof) if findings.proof else "",
         "Sequences per second": metric_table(grid, "sequences_per_second"),
         "Median latency of one request (in process: of one call), µs": metric_table(grid, "p50"),
         "At fixed rates, µs": table(AT_RATES, findings.at_rates) if findings.at_rates else "",

@@ -33,13 +33,11 @@ class Findings:
         grid: The measurements of each cell.
         at_rates: Rows of the report: one system at a fixed rate, all rounds together.
         failures: What could not be measured, and why.
-        proof: Rows of the report: graphs compared with eager PyTorch; on a GPU only.
     """
 
     grid: Grid = field(default_factory=dict)
     at_rates: list[tuple[str, ...]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    proof: list[tuple[str, ...]] = field(default_factory=list)
 
 
 @contextmanager
