@@ -76,7 +76,7 @@ STEPS = {
 
 @dataclass(frozen=True)
 class Result:
-    """What a step verdicts.
+    """What a step found.
 
     Attributes:
         key: Digest of the program, the versions, the device and the fixed answers.
