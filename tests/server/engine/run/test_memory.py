@@ -188,7 +188,7 @@ class Consumers:
         self.read(self._held)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(batches=BATCHES, seed=st.integers(0, 2**32), stale_seconds=st.sampled_from([0.0, math.inf]))
 def test_results_are_never_overwritten_however_late_they_are_read(
     models: dict[str, LoadedModel],
