@@ -4,9 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from attention_serving.artifact.tolerance import Record
+from attention_serving.artifact.tolerance import Record, Size
 
-Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 EMBEDDING = "embedding"
 CONTEXT_VECTORS = "context_vectors"
 ATTENTION_WEIGHTS = "attention_weights"
@@ -18,19 +17,19 @@ class EncoderFacts(Record):
 
     family: str
     """The family of the model, such as bert."""
-    layers: Positive
+    layers: Size
     """Number of layers."""
-    width: Positive
+    width: Size
     """Width of a token vector."""
-    embedding_width: Positive
+    embedding_width: Size
     """Width of an embedding."""
-    row_elements: Positive
+    row_elements: Size
     """Elements that a run holds at a time for each token, attention scores excluded."""
     pooling: tuple[str, ...]
     """How an embedding is made of the token vectors."""
     normalised: bool
     """Whether embeddings have length 1."""
-    dimensions: tuple[Positive, ...] = ()
+    dimensions: tuple[Size, ...] = ()
     """The numbers of leading elements that embeddings can be shortened to."""
     prompts: dict[str, str] = Field(default_factory=dict)
     """Texts that a request may put before its texts, by name."""
@@ -52,5 +51,5 @@ class ClassifierFacts(Record):
     """What the graph applies to the logits."""
     truncates: bool = False
     """As `EncoderFacts.truncates`."""
-    row_elements: Positive = 1
+    row_elements: Size = 1
     """As `EncoderFacts.row_elements`."""

@@ -6,17 +6,14 @@ before compute capability 8.0 have no flash attention.
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from attention_serving.artifact.tolerance import Record
+from attention_serving.artifact.tolerance import Record, Size
 
 # Widths of a head: what the kernels are compiled for.
 WIDTH_MULTIPLE, MOST_FLASH_WIDTH, MOST_EFFICIENT_WIDTH = 8, 256, 1024
 # Of the row of a mask, in elements.
 MASK_ALIGNMENT = 4
-Width = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class Kernel(IntEnum):
@@ -33,17 +30,17 @@ class Kernel(IntEnum):
 class AttentionOperator(Record):
     """Attention operators of a graph that are alike."""
 
-    count: Width
+    count: Size
     data_type: Literal["float32", "float16", "bfloat16"]
     """Element type of the queries, keys and values."""
-    num_heads: Width
-    num_key_heads: Width
-    key_width: Width
+    num_heads: Size
+    num_key_heads: Size
+    key_width: Size
     """Width of a query and of a key of one head."""
-    value_width: Width
-    query_axis: str | Width | None
+    value_width: Size
+    query_axis: str | Size | None
     """Axis of the graph's inputs whose size is the number of query rows, or that number; None if unknown."""
-    key_axis: str | Width | None
+    key_axis: str | Size | None
     has_mask: bool
     has_lengths: bool
     """Whether it takes the number of keys of each sequence."""

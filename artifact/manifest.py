@@ -19,7 +19,7 @@ from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.external_data import external_locations
 from attention_serving.artifact.kernels import AttentionOperator
 from attention_serving.artifact.names import MAX_VERSION, NAME_PATTERN
-from attention_serving.artifact.tolerance import Record, Tolerance
+from attention_serving.artifact.tolerance import Record, Size, Tolerance
 
 MANIFEST_FILE = "manifest.json"
 # Manifests of real models have a few KiB.
@@ -41,7 +41,6 @@ BLOCK_ROWS = "block_rows"
 WEIGHTS_RANKS = (3, 4)
 
 # Numbers are bounded so that products of them are numbers too, and fit the messages that describe a model.
-Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 NumHeads = Annotated[int, Field(ge=0, le=2**16)]
 Step = Annotated[int, Field(ge=1, le=2**16)]

@@ -10,6 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 PER_SEQUENCE = 2
 
 
+# A size or a number of things. Why numbers are bounded: see `artifact.manifest`.
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
 class Record(BaseModel):
     """An immutable value of a manifest. Unknown fields, NaN and infinity are refused."""
 

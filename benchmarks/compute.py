@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import KEY_LENGTHS, GraphKind, Manifest
-from attention_serving.server.engine.run.provider import Device, Provider
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import Session
 from benchmarks.processes import cores
 from benchmarks.workload import Array, Lengths, Model, groups, sequences
 
 VERSION = "1"
-Prepare = Callable[[Path, Model, "PaddedBatch", Provider], Callable[[], Any]]
+Prepare = Callable[[Path, Model, "PaddedBatch"], Callable[[], Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,6 @@ def measure(
     lengths: Lengths,
     size: int,
     seconds: float,
-    device: Provider,
 ) -> tuple[float, float, float]:
     """Measures a library with `size` sequences available at a time: `onnx_run` or `eager_run`.
 
@@ -65,7 +64,7 @@ def measure(
     """
     ways = [list(map(pad, groups(model, lengths, count))) for count in {1, size}]
     rates = [
-        _time([(prepare(repository, model, batch, device), batch) for batch in batches], seconds / len(ways))
+        _time([(prepare(repository, model, batch), batch) for batch in batches], seconds / len(ways))
         for batches in ways
     ]
     return max(rates, key=lambda rate: rate[1])
@@ -87,44 +86,40 @@ def _time(calls: list[tuple[Callable[[], Any], PaddedBatch]], seconds: float) ->
     return rate * count, rate * tokens, 1e6 * median(durations)
 
 
-def onnx_run(repository: Path, model: Model, batch: PaddedBatch, device: Provider) -> Callable[[], Any]:
+def onnx_run(repository: Path, model: Model, batch: PaddedBatch) -> Callable[[], Any]:
     """Prepares a run of ONNX Runtime, which returns arrays by name."""
     kind = GraphKind.PLAIN if batch.key_lengths is None else GraphKind.LENGTHS
     lengths = {} if batch.key_lengths is None else {KEY_LENGTHS: batch.key_lengths}
-    session = _session(repository / model.name / VERSION, kind, device)
+    session = _session(repository / model.name / VERSION, kind)
     return partial(session.run, {"query": batch.query, **lengths})
 
 
 @lru_cache
-def _session(folder: Path, kind: GraphKind, device: Provider) -> Session:
+def _session(folder: Path, kind: GraphKind) -> Session:
     """One thread for each core, not pinned, as in the service."""
     path = folder / Manifest.load(folder).graphs[kind].file
-    return Session(path.resolve(), Device(device, threads=cores()))
+    return Session(path.resolve(), Device(threads=cores()))
 
 
-def expected_context(repository: Path, model: Model, lengths: Lengths, device: Provider) -> list[Array]:
+def expected_context(repository: Path, model: Model, lengths: Lengths) -> list[Array]:
     """Returns the context vectors of the first sequence, (T, d), in a list."""
     batch = pad(sequences(model, lengths)[:1])
-    return list(onnx_run(repository, model, batch, device)()["context_vectors"])
+    return list(onnx_run(repository, model, batch)()["context_vectors"])
 
 
-def eager_run(_repository: Path, model: Model, batch: PaddedBatch, device: Provider) -> Callable[[], Any]:
-    """Prepares a run of eager PyTorch: from float32 on the host to float32 on the host."""
+def eager_run(_repository: Path, model: Model, batch: PaddedBatch) -> Callable[[], Any]:
+    """Prepares a run of eager PyTorch: from float32 to float32."""
     import torch  # noqa: PLC0415 - ONNX Runtime is measured without it
 
     from attention_serving.export.quantisation import HALF_TYPES  # noqa: PLC0415
 
     dtype = HALF_TYPES.get(model.precision, torch.float32)
-    module = build(model).to(device.value, dtype)
-    query = torch.from_numpy(batch.query)
-    if device is Provider.CUDA:
-        query = query.pin_memory()
-    key_lengths = None if batch.key_lengths is None else torch.from_numpy(batch.key_lengths).to(device.value)
+    module, query = build(model).to(dtype), torch.from_numpy(batch.query)
+    key_lengths = None if batch.key_lengths is None else torch.from_numpy(batch.key_lengths)
 
     @torch.inference_mode()
     def call() -> Any:
-        there = query.to(device.value, non_blocking=True).to(dtype)
-        return module(there, key_lengths=key_lengths)[0].float().cpu()
+        return module(query.to(dtype), key_lengths=key_lengths)[0].float()
 
     return call
 

@@ -73,7 +73,7 @@ def run(
     work = (cache / "work").resolve()
     work.mkdir(parents=True, exist_ok=True)
     repository = Checkout().models(plan.models, cache)
-    options = (f"--provider={plan.device}", *plan.server_options, *options)
+    options = ("--provider=cpu", *options)
     with ExitStack() as stack:
         generator, onnx, torch = (stack.enter_context(worker()) for _ in range(3))
         server = stack.enter_context(serving(repository, work / "service.log", *options))
@@ -88,15 +88,13 @@ def run(
         for name, address in peers.items():
             served.append(Served(name, address, 0, Api.OPEN_INFERENCE, generator, window))
         alone = [
-            InProcess(ONNX, onnx, compute.onnx_run, repository, plan.compute_seconds, plan.device),
-            InProcess(EAGER, torch, compute.eager_run, repository, plan.compute_seconds, plan.device),
+            InProcess(ONNX, onnx, compute.onnx_run, repository, plan.compute_seconds),
+            InProcess(EAGER, torch, compute.eager_run, repository, plan.compute_seconds),
         ]
         for model in plan.models:
             report_progress(f"{model.name}: first answers")
             try:
-                expected = onnx.submit(
-                    compute.expected_context, repository, model, MIXED, plan.device
-                ).result()
+                expected = onnx.submit(compute.expected_context, repository, model, MIXED).result()
             except Exception as error:  # ONNX Runtime raises many types
                 findings.failures.append(f"{ONNX}, {model.name}, all cells: {str(error)[:300]}")
                 continue

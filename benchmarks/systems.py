@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.precision import TOLERANCES, Precision
-from attention_serving.server.engine.run.provider import Provider
 from benchmarks import compute, load
 from benchmarks.channel import CallFailedError
 from benchmarks.load import Endpoint, MeasurementWindow
@@ -91,12 +90,11 @@ class InProcess:
     prepare: compute.Prepare
     repository: Path
     seconds: float
-    device: Provider
 
     def measure(self, cell: Cell) -> Measurement:
         """Measures the library once."""
         size = cell.per_request if cell.per_request > 1 else cell.in_flight
-        arguments = (self.repository, cell.model, cell.lengths, size, self.seconds, self.device)
+        arguments = (self.repository, cell.model, cell.lengths, size, self.seconds)
         try:
             return Measurement(*self.worker.submit(compute.measure, self.prepare, *arguments).result())
         except Exception as error:  # each library raises its own, such as for too little memory

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.export.precision import Precision
-from attention_serving.server.engine.run.provider import Provider
 
 Array = NDArray[Any]
 
@@ -130,8 +129,6 @@ class Plan:
         seconds: Length of one measurement under load; compute_seconds: in process; open_seconds: at a rate.
         warm_seconds: Load before each measurement.
         shares: Rates of the open loop, as shares of a system's rate in the cell's closed loop.
-        device: Where the service and the libraries in process compute.
-        server_options: Options of `python -m server` beside those of the command line.
     """
 
     models: tuple[Model, ...]
@@ -145,8 +142,6 @@ class Plan:
     warm_seconds: float = 0.05
     compute_seconds: float = 0.12
     open_seconds: float = 1.0
-    device: Provider = Provider.CPU
-    server_options: tuple[str, ...] = ()
 
     def cells(self, model: Model) -> list[Cell]:
         """Returns all cells of a model."""

@@ -36,7 +36,7 @@ from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import build_preset
 from attention_serving.model.text_folders import load_encoder
-from benchmarks.cuda.settings import BASE_ENCODER, CAUSAL_CROSS, SMALL_ENCODER, TINY_ENCODER, Settings
+from benchmarks.cuda.settings import BASE_ENCODER, CAUSAL_CROSS, SMALL_ENCODER, TINY_ENCODER, Settings, word
 from benchmarks.processes import cores
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -168,8 +168,3 @@ def make_encoder(name: str, folder: Path) -> None:
     library: Any = SentenceTransformer(modules=parts, device="cpu")
     library.half().save(str(folder), create_model_card=False)
     shutil.rmtree(plain)
-
-
-def word(number: int) -> str:
-    """A word of the encoders' vocabulary."""
-    return f"w{number}"

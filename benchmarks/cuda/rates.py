@@ -26,7 +26,7 @@ from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
 from benchmarks.channel import EncodedRequest, UnaryCaller
-from benchmarks.cuda.settings import BASE_ENCODER, NOT_HERE, SMALL_ENCODER, TINY_ENCODER, Row, Settings
+from benchmarks.cuda.settings import BASE_ENCODER, NOT_HERE, SMALL_ENCODER, TINY_ENCODER, Row, Settings, word
 from benchmarks.load import MeasurementWindow, measure
 from benchmarks.run import echo
 from benchmarks.wire import METHODS, Api, encode
@@ -103,7 +103,7 @@ def _copy(target: Any, source: Any) -> None:
 def texts_of(count: int, tokens: int, rng: np.random.Generator) -> list[str]:
     """Random texts of so many tokens."""
     words = rng.integers(1000, size=(count, tokens - 2))
-    return [" ".join(f"w{number}" for number in row) for row in words]
+    return [" ".join(map(word, row)) for row in words]
 
 
 def encoder_of(settings: Settings, name: str) -> tuple[str, Precision]:

@@ -108,3 +108,8 @@ class Settings:
         manifest = Manifest.load(folder)
         for case in load_golden(self.fixed_file(name, precision)):
             yield manifest, folder / manifest.graphs[case.graph].file, case
+
+
+def word(number: int) -> str:
+    """A word of the encoders' vocabulary, which is one token."""
+    return f"w{number}"
