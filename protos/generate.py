@@ -17,9 +17,10 @@ PROTOS = Path(__file__).resolve().parent
 CLIENT = PROTOS.parent / "clients/python/src/attention_client/_generated"
 ATTENTION = "attention/v1/attention.proto"
 OPEN_INFERENCE = "inference/open_inference.proto"
+TEI = "tei/v1/tei.proto"
 # For each target: its folder, its Python package, and the .proto files that are generated there.
 TARGETS = (
-    (PROTOS, "attention_serving.protos", (ATTENTION, OPEN_INFERENCE)),
+    (PROTOS, "attention_serving.protos", (ATTENTION, OPEN_INFERENCE, TEI)),
     (CLIENT, "attention_client._generated", (ATTENTION,)),
 )
 
@@ -38,7 +39,7 @@ def generated(package: str, sources: tuple[str, ...]) -> dict[str, str]:
 
 
 def _in_package(code: str, package: str) -> str:
-    for root in ("attention.v1", "inference"):
+    for root in ("attention.v1", "inference", "tei.v1"):
         code = code.replace(f"\nfrom {root} import ", f"\nfrom {package}.{root} import ")
     return code
 

@@ -44,6 +44,15 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     """Boolean, 1 byte: 0 or 1."""
     DATA_TYPE_STRING: _DataType.ValueType  # 6
     """UTF-8 text; used in model descriptions only."""
+    DATA_TYPE_INT8: _DataType.ValueType  # 7
+    """Signed 8-bit integer, 1 byte; of embeddings only."""
+    DATA_TYPE_UINT8: _DataType.ValueType  # 8
+    """Unsigned 8-bit integer, 1 byte; of embeddings only."""
+    DATA_TYPE_BITS: _DataType.ValueType  # 9
+    """One bit for each element, 1 if it is above 0, packed eight to a byte, the first
+    in the highest bit (numpy.packbits); of embeddings only. Each row begins with a
+    byte of its own, and unused bits of its last byte are 0.
+    """
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """Element types, all little-endian."""
@@ -62,7 +71,72 @@ DATA_TYPE_BOOL: DataType.ValueType  # 5
 """Boolean, 1 byte: 0 or 1."""
 DATA_TYPE_STRING: DataType.ValueType  # 6
 """UTF-8 text; used in model descriptions only."""
+DATA_TYPE_INT8: DataType.ValueType  # 7
+"""Signed 8-bit integer, 1 byte; of embeddings only."""
+DATA_TYPE_UINT8: DataType.ValueType  # 8
+"""Unsigned 8-bit integer, 1 byte; of embeddings only."""
+DATA_TYPE_BITS: DataType.ValueType  # 9
+"""One bit for each element, 1 if it is above 0, packed eight to a byte, the first
+in the highest bit (numpy.packbits); of embeddings only. Each row begins with a
+byte of its own, and unused bits of its last byte are 0.
+"""
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
+
+class _InputKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _InputKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_InputKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    INPUT_KIND_UNSPECIFIED: _InputKind.ValueType  # 0
+    """Not set: the model's default prompt."""
+    INPUT_KIND_QUERY: _InputKind.ValueType  # 1
+    """A query that documents are searched for: the prompt "query"."""
+    INPUT_KIND_DOCUMENT: _InputKind.ValueType  # 2
+    """A document that is searched: the prompt "document", "passage" or "corpus"."""
+    INPUT_KIND_CLASSIFICATION: _InputKind.ValueType  # 3
+    """A text that is classified: the prompt "classification"."""
+    INPUT_KIND_CLUSTERING: _InputKind.ValueType  # 4
+    """A text that is put into a cluster: the prompt "clustering"."""
+
+class InputKind(_InputKind, metaclass=_InputKindEnumTypeWrapper):
+    """What a text is to a text encoder with a prompt for each kind."""
+
+INPUT_KIND_UNSPECIFIED: InputKind.ValueType  # 0
+"""Not set: the model's default prompt."""
+INPUT_KIND_QUERY: InputKind.ValueType  # 1
+"""A query that documents are searched for: the prompt "query"."""
+INPUT_KIND_DOCUMENT: InputKind.ValueType  # 2
+"""A document that is searched: the prompt "document", "passage" or "corpus"."""
+INPUT_KIND_CLASSIFICATION: InputKind.ValueType  # 3
+"""A text that is classified: the prompt "classification"."""
+INPUT_KIND_CLUSTERING: InputKind.ValueType  # 4
+"""A text that is put into a cluster: the prompt "clustering"."""
+Global___InputKind: _TypeAlias = InputKind  # noqa: Y015
+
+class _TruncationSide:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TruncationSideEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TruncationSide.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRUNCATION_SIDE_UNSPECIFIED: _TruncationSide.ValueType  # 0
+    """Not set: the model's own setting."""
+    TRUNCATION_SIDE_RIGHT: _TruncationSide.ValueType  # 1
+    """The last tokens are cut off."""
+    TRUNCATION_SIDE_LEFT: _TruncationSide.ValueType  # 2
+    """The first tokens are cut off, those of a prompt among them."""
+
+class TruncationSide(_TruncationSide, metaclass=_TruncationSideEnumTypeWrapper):
+    """Which end of a text loses tokens."""
+
+TRUNCATION_SIDE_UNSPECIFIED: TruncationSide.ValueType  # 0
+"""Not set: the model's own setting."""
+TRUNCATION_SIDE_RIGHT: TruncationSide.ValueType  # 1
+"""The last tokens are cut off."""
+TRUNCATION_SIDE_LEFT: TruncationSide.ValueType  # 2
+"""The first tokens are cut off, those of a prompt among them."""
+Global___TruncationSide: _TypeAlias = TruncationSide  # noqa: Y015
 
 @_typing.final
 class VectorSequences(_message.Message):
@@ -143,19 +217,28 @@ class TextSequences(_message.Message):
     TRUNCATE_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     RETURN_LABELS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
+    INPUT_KIND_FIELD_NUMBER: _builtins.int
+    RAW_SCORES_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """For text encoders with prompts: the name of the prompt that is put before
     each text; empty for none. If absent, the model's default prompt, if it has
     one.
     """
     truncate: _builtins.bool
-    """Whether a text with more tokens than the model takes is cut to its first
-    tokens. Otherwise such a text is refused. If absent, the model's own setting.
+    """Whether a text with more tokens than the model takes is cut. Otherwise such a
+    text is refused. If absent, the model's own setting.
     """
     return_labels: _builtins.bool
-    """For text classifiers: whether the response has their labels. The model's name
-    may then be empty: that of the only classifier that the caller may use.
+    """For text classifiers: whether the response has their labels."""
+    truncation_side: Global___TruncationSide.ValueType
+    """Which end of a text that is cut loses tokens."""
+    input_kind: Global___InputKind.ValueType
+    """For text encoders, in place of `prompt`: chooses the prompt of a kind of texts, in
+    upper or lower case. A model without it uses its default prompt, if it has one.
     """
+    raw_scores: _builtins.bool
+    """For text classifiers: whether scores are those before the activation (logits)."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """One text per sequence; at least one. A word that is not in the vocabulary
@@ -177,10 +260,13 @@ class TextSequences(_message.Message):
         truncate: _builtins.bool | None = ...,
         pairs: _abc.Iterable[_builtins.str] | None = ...,
         return_labels: _builtins.bool = ...,
+        truncation_side: Global___TruncationSide.ValueType = ...,
+        input_kind: Global___InputKind.ValueType = ...,
+        raw_scores: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "pairs", b"pairs", "prompt", b"prompt", "return_labels", b"return_labels", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "input_kind", b"input_kind", "pairs", b"pairs", "prompt", b"prompt", "raw_scores", b"raw_scores", "return_labels", b"return_labels", "texts", b"texts", "truncate", b"truncate", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt: _TypeAlias = _typing.Literal["prompt"]  # noqa: Y015
     _WhichOneofArgType__prompt: _TypeAlias = _typing.Literal["_prompt", b"_prompt"]  # noqa: Y015
@@ -284,11 +370,14 @@ class EmbeddingOptions(_message.Message):
 
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
+    NORMALISED_FIELD_NUMBER: _builtins.int
     dimensions: _builtins.int
     """Number of leading elements of each embedding that are returned; 0 for all of
     them. Shortened embeddings of a model that normalises are normalised again.
     Refused unless the model lists the number.
     """
+    normalised: _builtins.bool
+    """Whether embeddings have length 1. If absent, as the model has them."""
     @_builtins.property
     def spans(self) -> Global___Spans:
         """If present, one vector for each of these parts of a text in place of one for
@@ -304,12 +393,15 @@ class EmbeddingOptions(_message.Message):
         *,
         dimensions: _builtins.int = ...,
         spans: Global___Spans | None = ...,
+        normalised: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spans", b"spans"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalised", b"_normalised", "normalised", b"normalised", "spans", b"spans"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalised", b"_normalised", "dimensions", b"dimensions", "normalised", b"normalised", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__normalised: _TypeAlias = _typing.Literal["normalised"]  # noqa: Y015
+    _WhichOneofArgType__normalised: _TypeAlias = _typing.Literal["_normalised", b"_normalised"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalised) -> _WhichOneofReturnType__normalised | None: ...
 
 Global___EmbeddingOptions: _TypeAlias = EmbeddingOptions  # noqa: Y015
 
@@ -398,7 +490,10 @@ class AttendRequest(_message.Message):
     OUTPUT_NAMES_FIELD_NUMBER: _builtins.int
     CONTEXT_ID_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
-    """Name of the model."""
+    """Name or alias of the model. For texts to a text encoder or classifier it may be
+    empty: the server's default model if it is of this kind (--model-id), otherwise
+    the only one of this kind that the caller may use.
+    """
     model_version: _builtins.str
     """Version of the model; empty for the highest version that is ready."""
     return_weights: _builtins.bool
@@ -406,7 +501,8 @@ class AttendRequest(_message.Message):
     output_data_type: Global___DataType.ValueType
     """The type of real numbers in the response: FP32, FP16 or BF16; if not set, the
     type that the model computes. Numbers are rounded to the nearest; those that
-    are too large for FP16 become infinite.
+    are too large for FP16 become infinite. Embeddings also have the types INT8,
+    UINT8 and BITS: see TextEncoder.quantisation_ranges.
     """
     return_offsets: _builtins.bool
     """For texts: whether to return where in its text each token comes from."""
@@ -821,6 +917,168 @@ class ListContextsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListContextsResponse: _TypeAlias = ListContextsResponse  # noqa: Y015
+
+@_typing.final
+class TokenizeRequest(_message.Message):
+    """Asks for the token ids of texts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    OMIT_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Name or alias of the model; may be empty as in AttendRequest."""
+    model_version: _builtins.str
+    """Version of the model; empty for the highest version that is ready."""
+    omit_special_tokens: _builtins.bool
+    """Whether the special tokens that the model adds to each text are left out."""
+    @_builtins.property
+    def text(self) -> Global___TextSequences:
+        """The texts, with their prompt. A text is cut only if `truncate` is set, and may
+        otherwise be longer than the model takes.
+        """
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        text: Global___TextSequences | None = ...,
+        omit_special_tokens: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_name", b"model_name", "model_version", b"model_version", "omit_special_tokens", b"omit_special_tokens", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
+
+@_typing.final
+class TokenizeResponse(_message.Message):
+    """The token ids of texts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SPECIAL_FIELD_NUMBER: _builtins.int
+    TOKEN_OFFSETS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Name of the model."""
+    model_version: _builtins.str
+    """Version of the model that was used."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenSequences:
+        """The ids of each text."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The text of each token."""
+
+    @_builtins.property
+    def special(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Whether each token is a special one that the model adds."""
+
+    @_builtins.property
+    def token_offsets(self) -> Global___Spans:
+        """The characters of each token, as in AttendResponse. Absent for pairs."""
+
+    @_builtins.property
+    def truncated(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The indices of the texts that were cut."""
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        token_ids: Global___TokenSequences | None = ...,
+        tokens: _abc.Iterable[_builtins.str] | None = ...,
+        special: _abc.Iterable[_builtins.bool] | None = ...,
+        token_offsets: Global___Spans | None = ...,
+        truncated: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids", "token_offsets", b"token_offsets"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_name", b"model_name", "model_version", b"model_version", "special", b"special", "token_ids", b"token_ids", "token_offsets", b"token_offsets", "tokens", b"tokens", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
+
+@_typing.final
+class DetokenizeRequest(_message.Message):
+    """Asks for the texts of token ids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Name or alias of the model; may be empty as in AttendRequest."""
+    model_version: _builtins.str
+    """Version of the model; empty for the highest version that is ready."""
+    keep_special_tokens: _builtins.bool
+    """Whether special tokens are part of the texts."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenSequences:
+        """The ids."""
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        token_ids: Global___TokenSequences | None = ...,
+        keep_special_tokens: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_special_tokens", b"keep_special_tokens", "model_name", b"model_name", "model_version", b"model_version", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
+
+@_typing.final
+class DetokenizeResponse(_message.Message):
+    """The texts of token ids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Name of the model."""
+    model_version: _builtins.str
+    """Version of the model that was used."""
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One text for each sequence of ids."""
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_name", b"model_name", "model_version", b"model_version", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
 class HeadSelection(_message.Message):
@@ -1254,6 +1512,26 @@ class TextEncoder(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class QuantisationRangesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_LAYERS_FIELD_NUMBER: _builtins.int
     EMBEDDING_WIDTH_FIELD_NUMBER: _builtins.int
     NORMALISED_FIELD_NUMBER: _builtins.int
@@ -1261,6 +1539,8 @@ class TextEncoder(_message.Message):
     PROMPTS_FIELD_NUMBER: _builtins.int
     DEFAULT_PROMPT_FIELD_NUMBER: _builtins.int
     TRUNCATES_FIELD_NUMBER: _builtins.int
+    TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
+    QUANTISATION_RANGES_FIELD_NUMBER: _builtins.int
     num_layers: _builtins.int
     """Number of layers, L."""
     embedding_width: _builtins.int
@@ -1271,6 +1551,8 @@ class TextEncoder(_message.Message):
     """Name of the prompt of requests that do not name one; empty for none."""
     truncates: _builtins.bool
     """Whether long texts are truncated unless a request says otherwise."""
+    truncation_side: Global___TruncationSide.ValueType
+    """Which end of a long text is cut off unless a request says otherwise."""
     @_builtins.property
     def dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The numbers of elements that embeddings can be shortened to."""
@@ -1278,6 +1560,13 @@ class TextEncoder(_message.Message):
     @_builtins.property
     def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the prompts."""
+
+    @_builtins.property
+    def quantisation_ranges(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """By number of elements of an embedding, the absolute value m that 127 stands for
+        in embeddings of the type INT8: round(127 x / m), clipped to -127..127. UINT8 is
+        the same plus 128. 1 if a request asks for `normalised` itself, or if there is none.
+        """
 
     def __init__(
         self,
@@ -1289,10 +1578,12 @@ class TextEncoder(_message.Message):
         prompts: _abc.Iterable[_builtins.str] | None = ...,
         default_prompt: _builtins.str = ...,
         truncates: _builtins.bool = ...,
+        truncation_side: Global___TruncationSide.ValueType = ...,
+        quantisation_ranges: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_prompt", b"default_prompt", "dimensions", b"dimensions", "embedding_width", b"embedding_width", "normalised", b"normalised", "num_layers", b"num_layers", "prompts", b"prompts", "truncates", b"truncates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_prompt", b"default_prompt", "dimensions", b"dimensions", "embedding_width", b"embedding_width", "normalised", b"normalised", "num_layers", b"num_layers", "prompts", b"prompts", "quantisation_ranges", b"quantisation_ranges", "truncates", b"truncates", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1310,12 +1601,18 @@ class TextClassifier(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     ACTIVATION_FIELD_NUMBER: _builtins.int
     TRUNCATES_FIELD_NUMBER: _builtins.int
+    TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
+    RETURNS_RAW_SCORES_FIELD_NUMBER: _builtins.int
     family: _builtins.str
     """The family of the model, such as "bert"."""
     activation: _builtins.str
     """What was applied to the logits: "sigmoid", "softmax" or "identity"."""
     truncates: _builtins.bool
     """Whether long texts are truncated unless a request says otherwise."""
+    truncation_side: Global___TruncationSide.ValueType
+    """Which end of a long text is cut off unless a request says otherwise."""
+    returns_raw_scores: _builtins.bool
+    """Whether requests may ask for scores before the activation."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The name of each score."""
@@ -1327,10 +1624,12 @@ class TextClassifier(_message.Message):
         labels: _abc.Iterable[_builtins.str] | None = ...,
         activation: _builtins.str = ...,
         truncates: _builtins.bool = ...,
+        truncation_side: Global___TruncationSide.ValueType = ...,
+        returns_raw_scores: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "family", b"family", "labels", b"labels", "truncates", b"truncates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "family", b"family", "labels", b"labels", "returns_raw_scores", b"returns_raw_scores", "truncates", b"truncates", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1412,6 +1711,7 @@ class Model(_message.Message):
     TEXT_CLASSIFIER_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     ATTENTION_WEIGHTS_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -1475,6 +1775,10 @@ class Model(_message.Message):
     def text_classifier(self) -> Global___TextClassifier:
         """Present for a text classifier or reranker."""
 
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Further names under which requests reach the model."""
+
     def __init__(
         self,
         *,
@@ -1497,10 +1801,11 @@ class Model(_message.Message):
         text_classifier: Global___TextClassifier | None = ...,
         digest: _builtins.str = ...,
         attention_weights: _builtins.str = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "attention_patterns", b"attention_patterns", "attention_weights", b"attention_weights", "causal", b"causal", "cost", b"cost", "description", b"description", "digest", b"digest", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "aliases", b"aliases", "attention_patterns", b"attention_patterns", "attention_weights", b"attention_weights", "causal", b"causal", "cost", b"cost", "description", b"description", "digest", b"digest", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
     _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015

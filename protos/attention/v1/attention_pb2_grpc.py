@@ -65,6 +65,16 @@ class AttentionServiceStub:
                 request_serializer=attention_dot_v1_dot_attention__pb2.ListContextsRequest.SerializeToString,
                 response_deserializer=attention_dot_v1_dot_attention__pb2.ListContextsResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/attention.v1.AttentionService/Tokenize',
+                request_serializer=attention_dot_v1_dot_attention__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=attention_dot_v1_dot_attention__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/attention.v1.AttentionService/Detokenize',
+                request_serializer=attention_dot_v1_dot_attention__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=attention_dot_v1_dot_attention__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/attention.v1.AttentionService/ListModels',
                 request_serializer=attention_dot_v1_dot_attention__pb2.ListModelsRequest.SerializeToString,
@@ -130,6 +140,20 @@ class AttentionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Turns texts into token ids with the tokenizer of a model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Turns token ids into texts with the tokenizer of a model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists every model of the repository, including those that failed to load.
         """
@@ -176,6 +200,16 @@ def add_AttentionServiceServicer_to_server(servicer, server):
                     servicer.ListContexts,
                     request_deserializer=attention_dot_v1_dot_attention__pb2.ListContextsRequest.FromString,
                     response_serializer=attention_dot_v1_dot_attention__pb2.ListContextsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=attention_dot_v1_dot_attention__pb2.TokenizeRequest.FromString,
+                    response_serializer=attention_dot_v1_dot_attention__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=attention_dot_v1_dot_attention__pb2.DetokenizeRequest.FromString,
+                    response_serializer=attention_dot_v1_dot_attention__pb2.DetokenizeResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -351,6 +385,60 @@ class AttentionService:
             '/attention.v1.AttentionService/ListContexts',
             attention_dot_v1_dot_attention__pb2.ListContextsRequest.SerializeToString,
             attention_dot_v1_dot_attention__pb2.ListContextsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attention.v1.AttentionService/Tokenize',
+            attention_dot_v1_dot_attention__pb2.TokenizeRequest.SerializeToString,
+            attention_dot_v1_dot_attention__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attention.v1.AttentionService/Detokenize',
+            attention_dot_v1_dot_attention__pb2.DetokenizeRequest.SerializeToString,
+            attention_dot_v1_dot_attention__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

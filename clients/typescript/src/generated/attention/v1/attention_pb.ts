@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file attention/v1/attention.proto.
  */
 export const file_attention_v1_attention: GenFile = /*@__PURE__*/
-  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiiAEKDVRleHRTZXF1ZW5jZXMSDQoFdGV4dHMYASADKAkSEwoGcHJvbXB0GAIgASgJSACIAQESFQoIdHJ1bmNhdGUYAyABKAhIAYgBARINCgVwYWlycxgEIAMoCRIVCg1yZXR1cm5fbGFiZWxzGAUgASgIQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlInoKDE5hbWVkVGVuc29ycxIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRITCgtudW1fdGVuc29ycxgDIAEoDRIOCgZzaGFwZXMYBCADKA0SDAoEZGF0YRgFIAEoDCI2CgVTcGFucxIPCgdsZW5ndGhzGAEgAygNEg4KBnN0YXJ0cxgCIAMoBxIMCgRlbmRzGAMgAygHIkoKEEVtYmVkZGluZ09wdGlvbnMSEgoKZGltZW5zaW9ucxgBIAEoDRIiCgVzcGFucxgCIAEoCzITLmF0dGVudGlvbi52MS5TcGFucyKaAQoNQXR0ZW50aW9uTWFzaxIuCgRraW5kGAEgASgOMiAuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2suS2luZBIMCgRiaXRzGAIgASgMIksKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEg0KCUtJTkRfS0VZUxABEg4KCktJTkRfUEFJUlMQAhIOCgpLSU5EX0hFQURTEAMikQUKDUF0dGVuZFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEi4KBXF1ZXJ5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlc0gAEjEKCXRva2VuX2lkcxgEIAEoCzIcLmF0dGVudGlvbi52MS5Ub2tlblNlcXVlbmNlc0gAEisKBHRleHQYBSABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlc0gAEioKA2tleRgGIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSLAoFdmFsdWUYByABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEikKBG1hc2sYCCABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzaxIWCg5yZXR1cm5fd2VpZ2h0cxgJIAEoCBIRCglwb3NpdGlvbnMYCiADKAMSMAoQb3V0cHV0X2RhdGFfdHlwZRgLIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIxCgllbWJlZGRpbmcYDCABKAsyHi5hdHRlbnRpb24udjEuRW1iZWRkaW5nT3B0aW9ucxIWCg5yZXR1cm5fb2Zmc2V0cxgNIAEoCBIzCg5oZWFkX3NlbGVjdGlvbhgOIAEoCzIbLmF0dGVudGlvbi52MS5IZWFkU2VsZWN0aW9uEioKBmlucHV0cxgPIAMoCzIaLmF0dGVudGlvbi52MS5OYW1lZFRlbnNvcnMSFAoMb3V0cHV0X25hbWVzGBAgAygJEhIKCmNvbnRleHRfaWQYESABKAlCDQoLcXVlcnlfaW5wdXQigQEKB0NvbnRleHQSCgoCaWQYASABKAkSEgoKbW9kZWxfbmFtZRgCIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAMgASgJEgwKBHJvd3MYBCABKAQSDQoFYnl0ZXMYBSABKAQSEgoKZXhwaXJlc19hdBgGIAEoAxIOCgZzaGFyZWQYByABKAgi6AEKEVB1dENvbnRleHRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIqCgNrZXkYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEiwKBXZhbHVlGAQgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIpCgRtYXNrGAUgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2sSEwoLdHRsX3NlY29uZHMYBiABKA0SDgoGc2hhcmVkGAcgASgIIjwKElB1dENvbnRleHRSZXNwb25zZRImCgdjb250ZXh0GAEgASgLMhUuYXR0ZW50aW9uLnYxLkNvbnRleHQi5wEKFEFwcGVuZENvbnRleHRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIqCgNrZXkYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEiwKBXZhbHVlGAQgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIpCgRtYXNrGAUgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2sSEwoLdHRsX3NlY29uZHMYBiABKA0SCgoCaWQYByABKAkiPwoVQXBwZW5kQ29udGV4dFJlc3BvbnNlEiYKB2NvbnRleHQYASABKAsyFS5hdHRlbnRpb24udjEuQ29udGV4dCJLChJEcm9wQ29udGV4dFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEgoKAmlkGAMgASgJIhUKE0Ryb3BDb250ZXh0UmVzcG9uc2UiZwoTTGlzdENvbnRleHRzUmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEQoJcGFnZV9zaXplGAMgASgFEhIKCnBhZ2VfdG9rZW4YBCABKAkiWAoUTGlzdENvbnRleHRzUmVzcG9uc2USJwoIY29udGV4dHMYASADKAsyFS5hdHRlbnRpb24udjEuQ29udGV4dBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiLgoNSGVhZFNlbGVjdGlvbhIOCgZsYXllcnMYASADKA0SDQoFaGVhZHMYAiADKA0ingEKEEF0dGVudGlvbldlaWdodHMSKQoJZGF0YV90eXBlGAEgASgOMhYuYXR0ZW50aW9uLnYxLkRhdGFUeXBlEhEKCW51bV9oZWFkcxgCIAEoDRIVCg1xdWVyeV9sZW5ndGhzGAMgAygNEhMKC2tleV9sZW5ndGhzGAQgAygNEgwKBGRhdGEYBSABKAwSEgoKbnVtX2xheWVycxgGIAEoDSLWAgoOQXR0ZW5kUmVzcG9uc2USEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEjYKD2NvbnRleHRfdmVjdG9ycxgDIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSOQoRYXR0ZW50aW9uX3dlaWdodHMYBCABKAsyHi5hdHRlbnRpb24udjEuQXR0ZW50aW9uV2VpZ2h0cxIUCgx0b2tlbl9jb3VudHMYBSADKA0SEQoJdHJ1bmNhdGVkGAYgAygNEioKDXRva2VuX29mZnNldHMYByABKAsyEy5hdHRlbnRpb24udjEuU3BhbnMSKwoHb3V0cHV0cxgIIAMoCzIaLmF0dGVudGlvbi52MS5OYW1lZFRlbnNvcnMSFAoMbW9kZWxfZGlnZXN0GAkgASgJEg4KBmxhYmVscxgKIAMoCSJPChNBdHRlbmRTdHJlYW1SZXF1ZXN0EgoKAmlkGAEgASgJEiwKB3JlcXVlc3QYAiABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW5kUmVxdWVzdCJLCgtTdHJlYW1FcnJvchIMCgRjb2RlGAEgASgFEg4KBnJlYXNvbhgCIAEoCRIPCgdtZXNzYWdlGAMgASgJEg0KBWZpZWxkGAQgASgJIooBChRBdHRlbmRTdHJlYW1SZXNwb25zZRIKCgJpZBgBIAEoCRIwCghyZXNwb25zZRgCIAEoCzIcLmF0dGVudGlvbi52MS5BdHRlbmRSZXNwb25zZUgAEioKBWVycm9yGAMgASgLMhkuYXR0ZW50aW9uLnYxLlN0cmVhbUVycm9ySABCCAoGcmVzdWx0ImMKBEF4aXMSDAoEbmFtZRgBIAEoCRIMCgRzaXplGAIgASgDEhIKCm1heF9sZW5ndGgYAyABKAQSEgoKbWluX2xlbmd0aBgEIAEoBBIXCg9sZW5ndGhfbXVsdGlwbGUYBSABKAQilQEKBlRlbnNvchIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIgCgRheGVzGAMgAygLMhIuYXR0ZW50aW9uLnYxLkF4aXMSEAoIb3B0aW9uYWwYBCABKAgSHgoWZXhjbHVzaXZlX3VwcGVyX2JvdW5kcxgFIAMoBCJvCgZQYXJpdHkSGgoScmVsYXRpdmVfdG9sZXJhbmNlGAEgASgBEhoKEmFic29sdXRlX3RvbGVyYW5jZRgCIAEoARIeChZtZWFzdXJlZF9tYXhfYWJzX2Vycm9yGAMgASgBEg0KBWp1ZGdlGAQgASgJIk4KBENvc3QSFwoPZmxvcHNfcGVyX3F1ZXJ5GAEgASgEEhUKDWZsb3BzX3Blcl9rZXkYAiABKAQSFgoOZmxvcHNfcGVyX3BhaXIYAyABKAQingEKC1RleHRFbmNvZGVyEhIKCm51bV9sYXllcnMYASABKA0SFwoPZW1iZWRkaW5nX3dpZHRoGAIgASgNEhIKCm5vcm1hbGlzZWQYAyABKAgSEgoKZGltZW5zaW9ucxgEIAMoDRIPCgdwcm9tcHRzGAUgAygJEhYKDmRlZmF1bHRfcHJvbXB0GAYgASgJEhEKCXRydW5jYXRlcxgHIAEoCCJXCg5UZXh0Q2xhc3NpZmllchIOCgZmYW1pbHkYASABKAkSDgoGbGFiZWxzGAIgAygJEhIKCmFjdGl2YXRpb24YAyABKAkSEQoJdHJ1bmNhdGVzGAQgASgIIjIKEEF0dGVudGlvblBhdHRlcm4SDgoGY2F1c2FsGAEgASgIEg4KBndpbmRvdxgCIAEoDSKUBQoFTW9kZWwSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYXR0ZW50aW9uLnYxLk1vZGVsLlN0YXRlEhQKDHN0YXRlX3JlYXNvbhgEIAEoCRITCgtkZXNjcmlwdGlvbhgFIAEoCRIkCgZpbnB1dHMYBiADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEiUKB291dHB1dHMYByADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEhYKCW51bV9oZWFkcxgIIAEoDUgAiAEBEg4KBmNhdXNhbBgJIAEoCBIUCgxhY2NlcHRzX3RleHQYCiABKAgSJAoGcGFyaXR5GAsgASgLMhQuYXR0ZW50aW9uLnYxLlBhcml0eRISCgpwYXJhbWV0ZXJzGAwgASgEEiAKBGNvc3QYDSABKAsyEi5hdHRlbnRpb24udjEuQ29zdBIQCghwcm92aWRlchgOIAEoCRIvCgx0ZXh0X2VuY29kZXIYDyABKAsyGS5hdHRlbnRpb24udjEuVGV4dEVuY29kZXISOgoSYXR0ZW50aW9uX3BhdHRlcm5zGBAgAygLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvblBhdHRlcm4SNQoPdGV4dF9jbGFzc2lmaWVyGBEgASgLMhwuYXR0ZW50aW9uLnYxLlRleHRDbGFzc2lmaWVyEg4KBmRpZ2VzdBgSIAEoCRIZChFhdHRlbnRpb25fd2VpZ2h0cxgTIAEoCSJBCgVTdGF0ZRIVChFTVEFURV9VTlNQRUNJRklFRBAAEg8KC1NUQVRFX1JFQURZEAESEAoMU1RBVEVfRkFJTEVEEAJCDAoKX251bV9oZWFkcyITChFMaXN0TW9kZWxzUmVxdWVzdCI5ChJMaXN0TW9kZWxzUmVzcG9uc2USIwoGbW9kZWxzGAEgAygLMhMuYXR0ZW50aW9uLnYxLk1vZGVsIjAKD0dldE1vZGVsUmVxdWVzdBIMCgRuYW1lGAEgASgJEg8KB3ZlcnNpb24YAiABKAkiNgoQR2V0TW9kZWxSZXNwb25zZRIiCgVtb2RlbBgBIAEoCzITLmF0dGVudGlvbi52MS5Nb2RlbCqgAQoIRGF0YVR5cGUSGQoVREFUQV9UWVBFX1VOU1BFQ0lGSUVEEAASEgoOREFUQV9UWVBFX0ZQMzIQARISCg5EQVRBX1RZUEVfRlAxNhACEhIKDkRBVEFfVFlQRV9CRjE2EAMSEwoPREFUQV9UWVBFX0lOVDY0EAQSEgoOREFUQV9UWVBFX0JPT0wQBRIUChBEQVRBX1RZUEVfU1RSSU5HEAYypAUKEEF0dGVudGlvblNlcnZpY2USQwoGQXR0ZW5kEhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QaHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2USWQoMQXR0ZW5kU3RyZWFtEiEuYXR0ZW50aW9uLnYxLkF0dGVuZFN0cmVhbVJlcXVlc3QaIi5hdHRlbnRpb24udjEuQXR0ZW5kU3RyZWFtUmVzcG9uc2UoATABEk8KClB1dENvbnRleHQSHy5hdHRlbnRpb24udjEuUHV0Q29udGV4dFJlcXVlc3QaIC5hdHRlbnRpb24udjEuUHV0Q29udGV4dFJlc3BvbnNlElgKDUFwcGVuZENvbnRleHQSIi5hdHRlbnRpb24udjEuQXBwZW5kQ29udGV4dFJlcXVlc3QaIy5hdHRlbnRpb24udjEuQXBwZW5kQ29udGV4dFJlc3BvbnNlElIKC0Ryb3BDb250ZXh0EiAuYXR0ZW50aW9uLnYxLkRyb3BDb250ZXh0UmVxdWVzdBohLmF0dGVudGlvbi52MS5Ecm9wQ29udGV4dFJlc3BvbnNlElUKDExpc3RDb250ZXh0cxIhLmF0dGVudGlvbi52MS5MaXN0Q29udGV4dHNSZXF1ZXN0GiIuYXR0ZW50aW9uLnYxLkxpc3RDb250ZXh0c1Jlc3BvbnNlEk8KCkxpc3RNb2RlbHMSHy5hdHRlbnRpb24udjEuTGlzdE1vZGVsc1JlcXVlc3QaIC5hdHRlbnRpb24udjEuTGlzdE1vZGVsc1Jlc3BvbnNlEkkKCEdldE1vZGVsEh0uYXR0ZW50aW9uLnYxLkdldE1vZGVsUmVxdWVzdBoeLmF0dGVudGlvbi52MS5HZXRNb2RlbFJlc3BvbnNlYgZwcm90bzM");
+  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMigAIKDVRleHRTZXF1ZW5jZXMSDQoFdGV4dHMYASADKAkSEwoGcHJvbXB0GAIgASgJSACIAQESFQoIdHJ1bmNhdGUYAyABKAhIAYgBARINCgVwYWlycxgEIAMoCRIVCg1yZXR1cm5fbGFiZWxzGAUgASgIEjUKD3RydW5jYXRpb25fc2lkZRgGIAEoDjIcLmF0dGVudGlvbi52MS5UcnVuY2F0aW9uU2lkZRIrCgppbnB1dF9raW5kGAcgASgOMhcuYXR0ZW50aW9uLnYxLklucHV0S2luZBISCgpyYXdfc2NvcmVzGAggASgIQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlInoKDE5hbWVkVGVuc29ycxIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRITCgtudW1fdGVuc29ycxgDIAEoDRIOCgZzaGFwZXMYBCADKA0SDAoEZGF0YRgFIAEoDCI2CgVTcGFucxIPCgdsZW5ndGhzGAEgAygNEg4KBnN0YXJ0cxgCIAMoBxIMCgRlbmRzGAMgAygHInIKEEVtYmVkZGluZ09wdGlvbnMSEgoKZGltZW5zaW9ucxgBIAEoDRIiCgVzcGFucxgCIAEoCzITLmF0dGVudGlvbi52MS5TcGFucxIXCgpub3JtYWxpc2VkGAMgASgISACIAQFCDQoLX25vcm1hbGlzZWQimgEKDUF0dGVudGlvbk1hc2sSLgoEa2luZBgBIAEoDjIgLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrLktpbmQSDAoEYml0cxgCIAEoDCJLCgRLaW5kEhQKEEtJTkRfVU5TUEVDSUZJRUQQABINCglLSU5EX0tFWVMQARIOCgpLSU5EX1BBSVJTEAISDgoKS0lORF9IRUFEUxADIpEFCg1BdHRlbmRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIuCgVxdWVyeRgDIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXNIABIxCgl0b2tlbl9pZHMYBCABKAsyHC5hdHRlbnRpb24udjEuVG9rZW5TZXF1ZW5jZXNIABIrCgR0ZXh0GAUgASgLMhsuYXR0ZW50aW9uLnYxLlRleHRTZXF1ZW5jZXNIABIqCgNrZXkYBiABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEiwKBXZhbHVlGAcgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIpCgRtYXNrGAggASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2sSFgoOcmV0dXJuX3dlaWdodHMYCSABKAgSEQoJcG9zaXRpb25zGAogAygDEjAKEG91dHB1dF9kYXRhX3R5cGUYCyABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSMQoJZW1iZWRkaW5nGAwgASgLMh4uYXR0ZW50aW9uLnYxLkVtYmVkZGluZ09wdGlvbnMSFgoOcmV0dXJuX29mZnNldHMYDSABKAgSMwoOaGVhZF9zZWxlY3Rpb24YDiABKAsyGy5hdHRlbnRpb24udjEuSGVhZFNlbGVjdGlvbhIqCgZpbnB1dHMYDyADKAsyGi5hdHRlbnRpb24udjEuTmFtZWRUZW5zb3JzEhQKDG91dHB1dF9uYW1lcxgQIAMoCRISCgpjb250ZXh0X2lkGBEgASgJQg0KC3F1ZXJ5X2lucHV0IoEBCgdDb250ZXh0EgoKAmlkGAEgASgJEhIKCm1vZGVsX25hbWUYAiABKAkSFQoNbW9kZWxfdmVyc2lvbhgDIAEoCRIMCgRyb3dzGAQgASgEEg0KBWJ5dGVzGAUgASgEEhIKCmV4cGlyZXNfYXQYBiABKAMSDgoGc2hhcmVkGAcgASgIIugBChFQdXRDb250ZXh0UmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSKgoDa2V5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIsCgV2YWx1ZRgEIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSKQoEbWFzaxgFIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrEhMKC3R0bF9zZWNvbmRzGAYgASgNEg4KBnNoYXJlZBgHIAEoCCI8ChJQdXRDb250ZXh0UmVzcG9uc2USJgoHY29udGV4dBgBIAEoCzIVLmF0dGVudGlvbi52MS5Db250ZXh0IucBChRBcHBlbmRDb250ZXh0UmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSKgoDa2V5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIsCgV2YWx1ZRgEIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSKQoEbWFzaxgFIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrEhMKC3R0bF9zZWNvbmRzGAYgASgNEgoKAmlkGAcgASgJIj8KFUFwcGVuZENvbnRleHRSZXNwb25zZRImCgdjb250ZXh0GAEgASgLMhUuYXR0ZW50aW9uLnYxLkNvbnRleHQiSwoSRHJvcENvbnRleHRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIKCgJpZBgDIAEoCSIVChNEcm9wQ29udGV4dFJlc3BvbnNlImcKE0xpc3RDb250ZXh0c1JlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoBRISCgpwYWdlX3Rva2VuGAQgASgJIlgKFExpc3RDb250ZXh0c1Jlc3BvbnNlEicKCGNvbnRleHRzGAEgAygLMhUuYXR0ZW50aW9uLnYxLkNvbnRleHQSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIoQBCg9Ub2tlbml6ZVJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEikKBHRleHQYAyABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlcxIbChNvbWl0X3NwZWNpYWxfdG9rZW5zGAQgASgIIs4BChBUb2tlbml6ZVJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIvCgl0b2tlbl9pZHMYAyABKAsyHC5hdHRlbnRpb24udjEuVG9rZW5TZXF1ZW5jZXMSDgoGdG9rZW5zGAQgAygJEg8KB3NwZWNpYWwYBSADKAgSKgoNdG9rZW5fb2Zmc2V0cxgGIAEoCzITLmF0dGVudGlvbi52MS5TcGFucxIRCgl0cnVuY2F0ZWQYByADKA0ijAEKEURldG9rZW5pemVSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIvCgl0b2tlbl9pZHMYAyABKAsyHC5hdHRlbnRpb24udjEuVG9rZW5TZXF1ZW5jZXMSGwoTa2VlcF9zcGVjaWFsX3Rva2VucxgEIAEoCCJOChJEZXRva2VuaXplUmVzcG9uc2USEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEg0KBXRleHRzGAMgAygJIi4KDUhlYWRTZWxlY3Rpb24SDgoGbGF5ZXJzGAEgAygNEg0KBWhlYWRzGAIgAygNIp4BChBBdHRlbnRpb25XZWlnaHRzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIRCgludW1faGVhZHMYAiABKA0SFQoNcXVlcnlfbGVuZ3RocxgDIAMoDRITCgtrZXlfbGVuZ3RocxgEIAMoDRIMCgRkYXRhGAUgASgMEhIKCm51bV9sYXllcnMYBiABKA0i1gIKDkF0dGVuZFJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRI2Cg9jb250ZXh0X3ZlY3RvcnMYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEjkKEWF0dGVudGlvbl93ZWlnaHRzGAQgASgLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvbldlaWdodHMSFAoMdG9rZW5fY291bnRzGAUgAygNEhEKCXRydW5jYXRlZBgGIAMoDRIqCg10b2tlbl9vZmZzZXRzGAcgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zEisKB291dHB1dHMYCCADKAsyGi5hdHRlbnRpb24udjEuTmFtZWRUZW5zb3JzEhQKDG1vZGVsX2RpZ2VzdBgJIAEoCRIOCgZsYWJlbHMYCiADKAkiTwoTQXR0ZW5kU3RyZWFtUmVxdWVzdBIKCgJpZBgBIAEoCRIsCgdyZXF1ZXN0GAIgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QiSwoLU3RyZWFtRXJyb3ISDAoEY29kZRgBIAEoBRIOCgZyZWFzb24YAiABKAkSDwoHbWVzc2FnZRgDIAEoCRINCgVmaWVsZBgEIAEoCSKKAQoUQXR0ZW5kU3RyZWFtUmVzcG9uc2USCgoCaWQYASABKAkSMAoIcmVzcG9uc2UYAiABKAsyHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2VIABIqCgVlcnJvchgDIAEoCzIZLmF0dGVudGlvbi52MS5TdHJlYW1FcnJvckgAQggKBnJlc3VsdCJjCgRBeGlzEgwKBG5hbWUYASABKAkSDAoEc2l6ZRgCIAEoAxISCgptYXhfbGVuZ3RoGAMgASgEEhIKCm1pbl9sZW5ndGgYBCABKAQSFwoPbGVuZ3RoX211bHRpcGxlGAUgASgEIpUBCgZUZW5zb3ISDAoEbmFtZRgBIAEoCRIpCglkYXRhX3R5cGUYAiABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSIAoEYXhlcxgDIAMoCzISLmF0dGVudGlvbi52MS5BeGlzEhAKCG9wdGlvbmFsGAQgASgIEh4KFmV4Y2x1c2l2ZV91cHBlcl9ib3VuZHMYBSADKAQibwoGUGFyaXR5EhoKEnJlbGF0aXZlX3RvbGVyYW5jZRgBIAEoARIaChJhYnNvbHV0ZV90b2xlcmFuY2UYAiABKAESHgoWbWVhc3VyZWRfbWF4X2Fic19lcnJvchgDIAEoARINCgVqdWRnZRgEIAEoCSJOCgRDb3N0EhcKD2Zsb3BzX3Blcl9xdWVyeRgBIAEoBBIVCg1mbG9wc19wZXJfa2V5GAIgASgEEhYKDmZsb3BzX3Blcl9wYWlyGAMgASgEIuACCgtUZXh0RW5jb2RlchISCgpudW1fbGF5ZXJzGAEgASgNEhcKD2VtYmVkZGluZ193aWR0aBgCIAEoDRISCgpub3JtYWxpc2VkGAMgASgIEhIKCmRpbWVuc2lvbnMYBCADKA0SDwoHcHJvbXB0cxgFIAMoCRIWCg5kZWZhdWx0X3Byb21wdBgGIAEoCRIRCgl0cnVuY2F0ZXMYByABKAgSNQoPdHJ1bmNhdGlvbl9zaWRlGAggASgOMhwuYXR0ZW50aW9uLnYxLlRydW5jYXRpb25TaWRlEk4KE3F1YW50aXNhdGlvbl9yYW5nZXMYCSADKAsyMS5hdHRlbnRpb24udjEuVGV4dEVuY29kZXIuUXVhbnRpc2F0aW9uUmFuZ2VzRW50cnkaOQoXUXVhbnRpc2F0aW9uUmFuZ2VzRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgBOgI4ASKqAQoOVGV4dENsYXNzaWZpZXISDgoGZmFtaWx5GAEgASgJEg4KBmxhYmVscxgCIAMoCRISCgphY3RpdmF0aW9uGAMgASgJEhEKCXRydW5jYXRlcxgEIAEoCBI1Cg90cnVuY2F0aW9uX3NpZGUYBSABKA4yHC5hdHRlbnRpb24udjEuVHJ1bmNhdGlvblNpZGUSGgoScmV0dXJuc19yYXdfc2NvcmVzGAYgASgIIjIKEEF0dGVudGlvblBhdHRlcm4SDgoGY2F1c2FsGAEgASgIEg4KBndpbmRvdxgCIAEoDSKlBQoFTW9kZWwSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYXR0ZW50aW9uLnYxLk1vZGVsLlN0YXRlEhQKDHN0YXRlX3JlYXNvbhgEIAEoCRITCgtkZXNjcmlwdGlvbhgFIAEoCRIkCgZpbnB1dHMYBiADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEiUKB291dHB1dHMYByADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEhYKCW51bV9oZWFkcxgIIAEoDUgAiAEBEg4KBmNhdXNhbBgJIAEoCBIUCgxhY2NlcHRzX3RleHQYCiABKAgSJAoGcGFyaXR5GAsgASgLMhQuYXR0ZW50aW9uLnYxLlBhcml0eRISCgpwYXJhbWV0ZXJzGAwgASgEEiAKBGNvc3QYDSABKAsyEi5hdHRlbnRpb24udjEuQ29zdBIQCghwcm92aWRlchgOIAEoCRIvCgx0ZXh0X2VuY29kZXIYDyABKAsyGS5hdHRlbnRpb24udjEuVGV4dEVuY29kZXISOgoSYXR0ZW50aW9uX3BhdHRlcm5zGBAgAygLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvblBhdHRlcm4SNQoPdGV4dF9jbGFzc2lmaWVyGBEgASgLMhwuYXR0ZW50aW9uLnYxLlRleHRDbGFzc2lmaWVyEg4KBmRpZ2VzdBgSIAEoCRIZChFhdHRlbnRpb25fd2VpZ2h0cxgTIAEoCRIPCgdhbGlhc2VzGBQgAygJIkEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASDwoLU1RBVEVfUkVBRFkQARIQCgxTVEFURV9GQUlMRUQQAkIMCgpfbnVtX2hlYWRzIhMKEUxpc3RNb2RlbHNSZXF1ZXN0IjkKEkxpc3RNb2RlbHNSZXNwb25zZRIjCgZtb2RlbHMYASADKAsyEy5hdHRlbnRpb24udjEuTW9kZWwiMAoPR2V0TW9kZWxSZXF1ZXN0EgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCSI2ChBHZXRNb2RlbFJlc3BvbnNlEiIKBW1vZGVsGAEgASgLMhMuYXR0ZW50aW9uLnYxLk1vZGVsKt0BCghEYXRhVHlwZRIZChVEQVRBX1RZUEVfVU5TUEVDSUZJRUQQABISCg5EQVRBX1RZUEVfRlAzMhABEhIKDkRBVEFfVFlQRV9GUDE2EAISEgoOREFUQV9UWVBFX0JGMTYQAxITCg9EQVRBX1RZUEVfSU5UNjQQBBISCg5EQVRBX1RZUEVfQk9PTBAFEhQKEERBVEFfVFlQRV9TVFJJTkcQBhISCg5EQVRBX1RZUEVfSU5UOBAHEhMKD0RBVEFfVFlQRV9VSU5UOBAIEhIKDkRBVEFfVFlQRV9CSVRTEAkqkAEKCUlucHV0S2luZBIaChZJTlBVVF9LSU5EX1VOU1BFQ0lGSUVEEAASFAoQSU5QVVRfS0lORF9RVUVSWRABEhcKE0lOUFVUX0tJTkRfRE9DVU1FTlQQAhIdChlJTlBVVF9LSU5EX0NMQVNTSUZJQ0FUSU9OEAMSGQoVSU5QVVRfS0lORF9DTFVTVEVSSU5HEAQqZgoOVHJ1bmNhdGlvblNpZGUSHwobVFJVTkNBVElPTl9TSURFX1VOU1BFQ0lGSUVEEAASGQoVVFJVTkNBVElPTl9TSURFX1JJR0hUEAESGAoUVFJVTkNBVElPTl9TSURFX0xFRlQQAjLABgoQQXR0ZW50aW9uU2VydmljZRJDCgZBdHRlbmQSGy5hdHRlbnRpb24udjEuQXR0ZW5kUmVxdWVzdBocLmF0dGVudGlvbi52MS5BdHRlbmRSZXNwb25zZRJZCgxBdHRlbmRTdHJlYW0SIS5hdHRlbnRpb24udjEuQXR0ZW5kU3RyZWFtUmVxdWVzdBoiLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXNwb25zZSgBMAESTwoKUHV0Q29udGV4dBIfLmF0dGVudGlvbi52MS5QdXRDb250ZXh0UmVxdWVzdBogLmF0dGVudGlvbi52MS5QdXRDb250ZXh0UmVzcG9uc2USWAoNQXBwZW5kQ29udGV4dBIiLmF0dGVudGlvbi52MS5BcHBlbmRDb250ZXh0UmVxdWVzdBojLmF0dGVudGlvbi52MS5BcHBlbmRDb250ZXh0UmVzcG9uc2USUgoLRHJvcENvbnRleHQSIC5hdHRlbnRpb24udjEuRHJvcENvbnRleHRSZXF1ZXN0GiEuYXR0ZW50aW9uLnYxLkRyb3BDb250ZXh0UmVzcG9uc2USVQoMTGlzdENvbnRleHRzEiEuYXR0ZW50aW9uLnYxLkxpc3RDb250ZXh0c1JlcXVlc3QaIi5hdHRlbnRpb24udjEuTGlzdENvbnRleHRzUmVzcG9uc2USSQoIVG9rZW5pemUSHS5hdHRlbnRpb24udjEuVG9rZW5pemVSZXF1ZXN0Gh4uYXR0ZW50aW9uLnYxLlRva2VuaXplUmVzcG9uc2USTwoKRGV0b2tlbml6ZRIfLmF0dGVudGlvbi52MS5EZXRva2VuaXplUmVxdWVzdBogLmF0dGVudGlvbi52MS5EZXRva2VuaXplUmVzcG9uc2USTwoKTGlzdE1vZGVscxIfLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVxdWVzdBogLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVzcG9uc2USSQoIR2V0TW9kZWwSHS5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXF1ZXN0Gh4uYXR0ZW50aW9uLnYxLkdldE1vZGVsUmVzcG9uc2ViBnByb3RvMw");
 
 /**
  * Sequences of vectors: all rows of all sequences, concatenated in order.
@@ -114,8 +114,8 @@ export type TextSequences = Message<"attention.v1.TextSequences"> & {
   prompt?: string | undefined;
 
   /**
-   * Whether a text with more tokens than the model takes is cut to its first
-   * tokens. Otherwise such a text is refused. If absent, the model's own setting.
+   * Whether a text with more tokens than the model takes is cut. Otherwise such a
+   * text is refused. If absent, the model's own setting.
    *
    * @generated from field: optional bool truncate = 3;
    */
@@ -130,12 +130,33 @@ export type TextSequences = Message<"attention.v1.TextSequences"> & {
   pairs: string[];
 
   /**
-   * For text classifiers: whether the response has their labels. The model's name
-   * may then be empty: that of the only classifier that the caller may use.
+   * For text classifiers: whether the response has their labels.
    *
    * @generated from field: bool return_labels = 5;
    */
   returnLabels: boolean;
+
+  /**
+   * Which end of a text that is cut loses tokens.
+   *
+   * @generated from field: attention.v1.TruncationSide truncation_side = 6;
+   */
+  truncationSide: TruncationSide;
+
+  /**
+   * For text encoders, in place of `prompt`: chooses the prompt of a kind of texts, in
+   * upper or lower case. A model without it uses its default prompt, if it has one.
+   *
+   * @generated from field: attention.v1.InputKind input_kind = 7;
+   */
+  inputKind: InputKind;
+
+  /**
+   * For text classifiers: whether scores are those before the activation (logits).
+   *
+   * @generated from field: bool raw_scores = 8;
+   */
+  rawScores: boolean;
 };
 
 /**
@@ -259,6 +280,13 @@ export type EmbeddingOptions = Message<"attention.v1.EmbeddingOptions"> & {
    * @generated from field: attention.v1.Spans spans = 2;
    */
   spans?: Spans | undefined;
+
+  /**
+   * Whether embeddings have length 1. If absent, as the model has them.
+   *
+   * @generated from field: optional bool normalised = 3;
+   */
+  normalised?: boolean | undefined;
 };
 
 /**
@@ -350,7 +378,9 @@ export const AttentionMask_KindSchema: GenEnum<AttentionMask_Kind> = /*@__PURE__
  */
 export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
   /**
-   * Name of the model.
+   * Name or alias of the model. For texts to a text encoder or classifier it may be
+   * empty: the server's default model if it is of this kind (--model-id), otherwise
+   * the only one of this kind that the caller may use.
    *
    * @generated from field: string model_name = 1;
    */
@@ -438,7 +468,8 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
   /**
    * The type of real numbers in the response: FP32, FP16 or BF16; if not set, the
    * type that the model computes. Numbers are rounded to the nearest; those that
-   * are too large for FP16 become infinite.
+   * are too large for FP16 become infinite. Embeddings also have the types INT8,
+   * UINT8 and BITS: see TextEncoder.quantisation_ranges.
    *
    * @generated from field: attention.v1.DataType output_data_type = 11;
    */
@@ -860,6 +891,189 @@ export const ListContextsResponseSchema: GenMessage<ListContextsResponse> = /*@_
   messageDesc(file_attention_v1_attention, 16);
 
 /**
+ * Asks for the token ids of texts.
+ *
+ * @generated from message attention.v1.TokenizeRequest
+ */
+export type TokenizeRequest = Message<"attention.v1.TokenizeRequest"> & {
+  /**
+   * Name or alias of the model; may be empty as in AttendRequest.
+   *
+   * @generated from field: string model_name = 1;
+   */
+  modelName: string;
+
+  /**
+   * Version of the model; empty for the highest version that is ready.
+   *
+   * @generated from field: string model_version = 2;
+   */
+  modelVersion: string;
+
+  /**
+   * The texts, with their prompt. A text is cut only if `truncate` is set, and may
+   * otherwise be longer than the model takes.
+   *
+   * @generated from field: attention.v1.TextSequences text = 3;
+   */
+  text?: TextSequences | undefined;
+
+  /**
+   * Whether the special tokens that the model adds to each text are left out.
+   *
+   * @generated from field: bool omit_special_tokens = 4;
+   */
+  omitSpecialTokens: boolean;
+};
+
+/**
+ * Describes the message attention.v1.TokenizeRequest.
+ * Use `create(TokenizeRequestSchema)` to create a new message.
+ */
+export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 17);
+
+/**
+ * The token ids of texts.
+ *
+ * @generated from message attention.v1.TokenizeResponse
+ */
+export type TokenizeResponse = Message<"attention.v1.TokenizeResponse"> & {
+  /**
+   * Name of the model.
+   *
+   * @generated from field: string model_name = 1;
+   */
+  modelName: string;
+
+  /**
+   * Version of the model that was used.
+   *
+   * @generated from field: string model_version = 2;
+   */
+  modelVersion: string;
+
+  /**
+   * The ids of each text.
+   *
+   * @generated from field: attention.v1.TokenSequences token_ids = 3;
+   */
+  tokenIds?: TokenSequences | undefined;
+
+  /**
+   * The text of each token.
+   *
+   * @generated from field: repeated string tokens = 4;
+   */
+  tokens: string[];
+
+  /**
+   * Whether each token is a special one that the model adds.
+   *
+   * @generated from field: repeated bool special = 5;
+   */
+  special: boolean[];
+
+  /**
+   * The characters of each token, as in AttendResponse. Absent for pairs.
+   *
+   * @generated from field: attention.v1.Spans token_offsets = 6;
+   */
+  tokenOffsets?: Spans | undefined;
+
+  /**
+   * The indices of the texts that were cut.
+   *
+   * @generated from field: repeated uint32 truncated = 7;
+   */
+  truncated: number[];
+};
+
+/**
+ * Describes the message attention.v1.TokenizeResponse.
+ * Use `create(TokenizeResponseSchema)` to create a new message.
+ */
+export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 18);
+
+/**
+ * Asks for the texts of token ids.
+ *
+ * @generated from message attention.v1.DetokenizeRequest
+ */
+export type DetokenizeRequest = Message<"attention.v1.DetokenizeRequest"> & {
+  /**
+   * Name or alias of the model; may be empty as in AttendRequest.
+   *
+   * @generated from field: string model_name = 1;
+   */
+  modelName: string;
+
+  /**
+   * Version of the model; empty for the highest version that is ready.
+   *
+   * @generated from field: string model_version = 2;
+   */
+  modelVersion: string;
+
+  /**
+   * The ids.
+   *
+   * @generated from field: attention.v1.TokenSequences token_ids = 3;
+   */
+  tokenIds?: TokenSequences | undefined;
+
+  /**
+   * Whether special tokens are part of the texts.
+   *
+   * @generated from field: bool keep_special_tokens = 4;
+   */
+  keepSpecialTokens: boolean;
+};
+
+/**
+ * Describes the message attention.v1.DetokenizeRequest.
+ * Use `create(DetokenizeRequestSchema)` to create a new message.
+ */
+export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 19);
+
+/**
+ * The texts of token ids.
+ *
+ * @generated from message attention.v1.DetokenizeResponse
+ */
+export type DetokenizeResponse = Message<"attention.v1.DetokenizeResponse"> & {
+  /**
+   * Name of the model.
+   *
+   * @generated from field: string model_name = 1;
+   */
+  modelName: string;
+
+  /**
+   * Version of the model that was used.
+   *
+   * @generated from field: string model_version = 2;
+   */
+  modelVersion: string;
+
+  /**
+   * One text for each sequence of ids.
+   *
+   * @generated from field: repeated string texts = 3;
+   */
+  texts: string[];
+};
+
+/**
+ * Describes the message attention.v1.DetokenizeResponse.
+ * Use `create(DetokenizeResponseSchema)` to create a new message.
+ */
+export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 20);
+
+/**
  * Some layers and heads of attention weights.
  *
  * @generated from message attention.v1.HeadSelection
@@ -886,7 +1100,7 @@ export type HeadSelection = Message<"attention.v1.HeadSelection"> & {
  * Use `create(HeadSelectionSchema)` to create a new message.
  */
 export const HeadSelectionSchema: GenMessage<HeadSelection> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 17);
+  messageDesc(file_attention_v1_attention, 21);
 
 /**
  * Attention weights of all sequences.
@@ -943,7 +1157,7 @@ export type AttentionWeights = Message<"attention.v1.AttentionWeights"> & {
  * Use `create(AttentionWeightsSchema)` to create a new message.
  */
 export const AttentionWeightsSchema: GenMessage<AttentionWeights> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 18);
+  messageDesc(file_attention_v1_attention, 22);
 
 /**
  * The response to one AttendRequest.
@@ -1040,7 +1254,7 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
  * Use `create(AttendResponseSchema)` to create a new message.
  */
 export const AttendResponseSchema: GenMessage<AttendResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 19);
+  messageDesc(file_attention_v1_attention, 23);
 
 /**
  * One request of a stream.
@@ -1068,7 +1282,7 @@ export type AttendStreamRequest = Message<"attention.v1.AttendStreamRequest"> & 
  * Use `create(AttendStreamRequestSchema)` to create a new message.
  */
 export const AttendStreamRequestSchema: GenMessage<AttendStreamRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 20);
+  messageDesc(file_attention_v1_attention, 24);
 
 /**
  * Why one request of a stream failed.
@@ -1110,7 +1324,7 @@ export type StreamError = Message<"attention.v1.StreamError"> & {
  * Use `create(StreamErrorSchema)` to create a new message.
  */
 export const StreamErrorSchema: GenMessage<StreamError> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 21);
+  messageDesc(file_attention_v1_attention, 25);
 
 /**
  * One response of a stream.
@@ -1154,7 +1368,7 @@ export type AttendStreamResponse = Message<"attention.v1.AttendStreamResponse"> 
  * Use `create(AttendStreamResponseSchema)` to create a new message.
  */
 export const AttendStreamResponseSchema: GenMessage<AttendStreamResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 22);
+  messageDesc(file_attention_v1_attention, 26);
 
 /**
  * One axis of a tensor.
@@ -1204,7 +1418,7 @@ export type Axis = Message<"attention.v1.Axis"> & {
  * Use `create(AxisSchema)` to create a new message.
  */
 export const AxisSchema: GenMessage<Axis> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 23);
+  messageDesc(file_attention_v1_attention, 27);
 
 /**
  * A named input or output of a model.
@@ -1255,7 +1469,7 @@ export type Tensor = Message<"attention.v1.Tensor"> & {
  * Use `create(TensorSchema)` to create a new message.
  */
 export const TensorSchema: GenMessage<Tensor> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 24);
+  messageDesc(file_attention_v1_attention, 28);
 
 /**
  * How close served results are to those of the judge. A result is accepted if,
@@ -1300,7 +1514,7 @@ export type Parity = Message<"attention.v1.Parity"> & {
  * Use `create(ParitySchema)` to create a new message.
  */
 export const ParitySchema: GenMessage<Parity> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 25);
+  messageDesc(file_attention_v1_attention, 29);
 
 /**
  * Floating-point operations of a model; a multiply-add counts as two.
@@ -1335,7 +1549,7 @@ export type Cost = Message<"attention.v1.Cost"> & {
  * Use `create(CostSchema)` to create a new message.
  */
 export const CostSchema: GenMessage<Cost> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 26);
+  messageDesc(file_attention_v1_attention, 30);
 
 /**
  * What sets a text encoder apart from a single attention module.
@@ -1391,6 +1605,22 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
    * @generated from field: bool truncates = 7;
    */
   truncates: boolean;
+
+  /**
+   * Which end of a long text is cut off unless a request says otherwise.
+   *
+   * @generated from field: attention.v1.TruncationSide truncation_side = 8;
+   */
+  truncationSide: TruncationSide;
+
+  /**
+   * By number of elements of an embedding, the absolute value m that 127 stands for
+   * in embeddings of the type INT8: round(127 x / m), clipped to -127..127. UINT8 is
+   * the same plus 128. 1 if a request asks for `normalised` itself, or if there is none.
+   *
+   * @generated from field: map<uint32, double> quantisation_ranges = 9;
+   */
+  quantisationRanges: { [key: number]: number };
 };
 
 /**
@@ -1398,7 +1628,7 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
  * Use `create(TextEncoderSchema)` to create a new message.
  */
 export const TextEncoderSchema: GenMessage<TextEncoder> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 27);
+  messageDesc(file_attention_v1_attention, 31);
 
 /**
  * What sets a text classifier or reranker apart. Its context vectors are one row
@@ -1434,6 +1664,20 @@ export type TextClassifier = Message<"attention.v1.TextClassifier"> & {
    * @generated from field: bool truncates = 4;
    */
   truncates: boolean;
+
+  /**
+   * Which end of a long text is cut off unless a request says otherwise.
+   *
+   * @generated from field: attention.v1.TruncationSide truncation_side = 5;
+   */
+  truncationSide: TruncationSide;
+
+  /**
+   * Whether requests may ask for scores before the activation.
+   *
+   * @generated from field: bool returns_raw_scores = 6;
+   */
+  returnsRawScores: boolean;
 };
 
 /**
@@ -1441,7 +1685,7 @@ export type TextClassifier = Message<"attention.v1.TextClassifier"> & {
  * Use `create(TextClassifierSchema)` to create a new message.
  */
 export const TextClassifierSchema: GenMessage<TextClassifier> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 28);
+  messageDesc(file_attention_v1_attention, 32);
 
 /**
  * Which keys a query row may attend to, by the rule of the model itself.
@@ -1470,7 +1714,7 @@ export type AttentionPattern = Message<"attention.v1.AttentionPattern"> & {
  * Use `create(AttentionPatternSchema)` to create a new message.
  */
 export const AttentionPatternSchema: GenMessage<AttentionPattern> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 29);
+  messageDesc(file_attention_v1_attention, 33);
 
 /**
  * One version of one model.
@@ -1616,6 +1860,13 @@ export type Model = Message<"attention.v1.Model"> & {
    * @generated from field: string attention_weights = 19;
    */
   attentionWeights: string;
+
+  /**
+   * Further names under which requests reach the model.
+   *
+   * @generated from field: repeated string aliases = 20;
+   */
+  aliases: string[];
 };
 
 /**
@@ -1623,7 +1874,7 @@ export type Model = Message<"attention.v1.Model"> & {
  * Use `create(ModelSchema)` to create a new message.
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 30);
+  messageDesc(file_attention_v1_attention, 34);
 
 /**
  * Whether a model can be used.
@@ -1657,7 +1908,7 @@ export enum Model_State {
  * Describes the enum attention.v1.Model.State.
  */
 export const Model_StateSchema: GenEnum<Model_State> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 30, 0);
+  enumDesc(file_attention_v1_attention, 34, 0);
 
 /**
  * Asks for the description of every model.
@@ -1672,7 +1923,7 @@ export type ListModelsRequest = Message<"attention.v1.ListModelsRequest"> & {
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 31);
+  messageDesc(file_attention_v1_attention, 35);
 
 /**
  * Describes every model of the repository.
@@ -1693,7 +1944,7 @@ export type ListModelsResponse = Message<"attention.v1.ListModelsResponse"> & {
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 32);
+  messageDesc(file_attention_v1_attention, 36);
 
 /**
  * Asks for the description of one model.
@@ -1721,7 +1972,7 @@ export type GetModelRequest = Message<"attention.v1.GetModelRequest"> & {
  * Use `create(GetModelRequestSchema)` to create a new message.
  */
 export const GetModelRequestSchema: GenMessage<GetModelRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 33);
+  messageDesc(file_attention_v1_attention, 37);
 
 /**
  * Describes one model.
@@ -1742,7 +1993,7 @@ export type GetModelResponse = Message<"attention.v1.GetModelResponse"> & {
  * Use `create(GetModelResponseSchema)` to create a new message.
  */
 export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 34);
+  messageDesc(file_attention_v1_attention, 38);
 
 /**
  * Element types, all little-endian.
@@ -1798,6 +2049,29 @@ export enum DataType {
    * @generated from enum value: DATA_TYPE_STRING = 6;
    */
   STRING = 6,
+
+  /**
+   * Signed 8-bit integer, 1 byte; of embeddings only.
+   *
+   * @generated from enum value: DATA_TYPE_INT8 = 7;
+   */
+  INT8 = 7,
+
+  /**
+   * Unsigned 8-bit integer, 1 byte; of embeddings only.
+   *
+   * @generated from enum value: DATA_TYPE_UINT8 = 8;
+   */
+  UINT8 = 8,
+
+  /**
+   * One bit for each element, 1 if it is above 0, packed eight to a byte, the first
+   * in the highest bit (numpy.packbits); of embeddings only. Each row begins with a
+   * byte of its own, and unused bits of its last byte are 0.
+   *
+   * @generated from enum value: DATA_TYPE_BITS = 9;
+   */
+  BITS = 9,
 }
 
 /**
@@ -1805,6 +2079,88 @@ export enum DataType {
  */
 export const DataTypeSchema: GenEnum<DataType> = /*@__PURE__*/
   enumDesc(file_attention_v1_attention, 0);
+
+/**
+ * What a text is to a text encoder with a prompt for each kind.
+ *
+ * @generated from enum attention.v1.InputKind
+ */
+export enum InputKind {
+  /**
+   * Not set: the model's default prompt.
+   *
+   * @generated from enum value: INPUT_KIND_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * A query that documents are searched for: the prompt "query".
+   *
+   * @generated from enum value: INPUT_KIND_QUERY = 1;
+   */
+  QUERY = 1,
+
+  /**
+   * A document that is searched: the prompt "document", "passage" or "corpus".
+   *
+   * @generated from enum value: INPUT_KIND_DOCUMENT = 2;
+   */
+  DOCUMENT = 2,
+
+  /**
+   * A text that is classified: the prompt "classification".
+   *
+   * @generated from enum value: INPUT_KIND_CLASSIFICATION = 3;
+   */
+  CLASSIFICATION = 3,
+
+  /**
+   * A text that is put into a cluster: the prompt "clustering".
+   *
+   * @generated from enum value: INPUT_KIND_CLUSTERING = 4;
+   */
+  CLUSTERING = 4,
+}
+
+/**
+ * Describes the enum attention.v1.InputKind.
+ */
+export const InputKindSchema: GenEnum<InputKind> = /*@__PURE__*/
+  enumDesc(file_attention_v1_attention, 1);
+
+/**
+ * Which end of a text loses tokens.
+ *
+ * @generated from enum attention.v1.TruncationSide
+ */
+export enum TruncationSide {
+  /**
+   * Not set: the model's own setting.
+   *
+   * @generated from enum value: TRUNCATION_SIDE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The last tokens are cut off.
+   *
+   * @generated from enum value: TRUNCATION_SIDE_RIGHT = 1;
+   */
+  RIGHT = 1,
+
+  /**
+   * The first tokens are cut off, those of a prompt among them.
+   *
+   * @generated from enum value: TRUNCATION_SIDE_LEFT = 2;
+   */
+  LEFT = 2,
+}
+
+/**
+ * Describes the enum attention.v1.TruncationSide.
+ */
+export const TruncationSideSchema: GenEnum<TruncationSide> = /*@__PURE__*/
+  enumDesc(file_attention_v1_attention, 2);
 
 /**
  * Computes context vectors, and describes the models that compute them.
@@ -1878,6 +2234,26 @@ export const AttentionService: GenService<{
     methodKind: "unary";
     input: typeof ListContextsRequestSchema;
     output: typeof ListContextsResponseSchema;
+  },
+  /**
+   * Turns texts into token ids with the tokenizer of a model.
+   *
+   * @generated from rpc attention.v1.AttentionService.Tokenize
+   */
+  tokenize: {
+    methodKind: "unary";
+    input: typeof TokenizeRequestSchema;
+    output: typeof TokenizeResponseSchema;
+  },
+  /**
+   * Turns token ids into texts with the tokenizer of a model.
+   *
+   * @generated from rpc attention.v1.AttentionService.Detokenize
+   */
+  detokenize: {
+    methodKind: "unary";
+    input: typeof DetokenizeRequestSchema;
+    output: typeof DetokenizeResponseSchema;
   },
   /**
    * Lists every model of the repository, including those that failed to load.

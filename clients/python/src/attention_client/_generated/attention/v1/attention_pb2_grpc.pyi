@@ -62,6 +62,10 @@ class AttentionServiceStub:
     """
     ListContexts: _grpc.UnaryUnaryMultiCallable[_attention_pb2.ListContextsRequest, _attention_pb2.ListContextsResponse]
     """Lists the caller's own contexts, and those that other callers share, in pages."""
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_attention_pb2.TokenizeRequest, _attention_pb2.TokenizeResponse]
+    """Turns texts into token ids with the tokenizer of a model."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_attention_pb2.DetokenizeRequest, _attention_pb2.DetokenizeResponse]
+    """Turns token ids into texts with the tokenizer of a model."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_attention_pb2.ListModelsRequest, _attention_pb2.ListModelsResponse]
     """Lists every model of the repository, including those that failed to load."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_attention_pb2.GetModelRequest, _attention_pb2.GetModelResponse]
@@ -96,6 +100,10 @@ class AttentionServiceAsyncStub(AttentionServiceStub):
     """
     ListContexts: _aio.UnaryUnaryMultiCallable[_attention_pb2.ListContextsRequest, _attention_pb2.ListContextsResponse]  # type: ignore[assignment]
     """Lists the caller's own contexts, and those that other callers share, in pages."""
+    Tokenize: _aio.UnaryUnaryMultiCallable[_attention_pb2.TokenizeRequest, _attention_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """Turns texts into token ids with the tokenizer of a model."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_attention_pb2.DetokenizeRequest, _attention_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Turns token ids into texts with the tokenizer of a model."""
     ListModels: _aio.UnaryUnaryMultiCallable[_attention_pb2.ListModelsRequest, _attention_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists every model of the repository, including those that failed to load."""
     GetModel: _aio.UnaryUnaryMultiCallable[_attention_pb2.GetModelRequest, _attention_pb2.GetModelResponse]  # type: ignore[assignment]
@@ -163,6 +171,22 @@ class AttentionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_attention_pb2.ListContextsResponse, _abc.Awaitable[_attention_pb2.ListContextsResponse]]:
         """Lists the caller's own contexts, and those that other callers share, in pages."""
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _attention_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_attention_pb2.TokenizeResponse, _abc.Awaitable[_attention_pb2.TokenizeResponse]]:
+        """Turns texts into token ids with the tokenizer of a model."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _attention_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_attention_pb2.DetokenizeResponse, _abc.Awaitable[_attention_pb2.DetokenizeResponse]]:
+        """Turns token ids into texts with the tokenizer of a model."""
 
     @_abc_1.abstractmethod
     def ListModels(
