@@ -43,6 +43,7 @@ from attention_client._values import (
     EmbeddingInputs,
     FloatArray,
     InferResult,
+    OutputType,
     Ranking,
     ReturnWeights,
     TextInputs,
@@ -216,6 +217,8 @@ class AttentionClient(Connection):
         prompt: str | None = None,
         dimensions: int | None = None,
         truncate: bool | None = None,
+        output_type: OutputType = "float32",
+        normalised: bool | None = None,
         spans: SpanList | SpanLists | None = None,
         timeout: float | None = None,
         version: Version = "",
@@ -232,6 +235,10 @@ class AttentionClient(Connection):
                 normalises; None means all. The model lists what it allows.
             truncate: Whether texts with more tokens than the model takes are cut rather than refused; None
                 means the model's setting, and then texts that were cut raise a `TextTruncatedWarning`.
+            output_type: "int8" and "uint8" return an integer for each element, by the range that `model(...)`
+                states; "ubinary" a bit, 1 above 0, packed as `numpy.packbits` packs them, and "binary" the
+                same less 128 as int8.
+            normalised: Whether embeddings have length 1; None means as the model has them.
             spans: Parts of the texts that get an embedding each, computed in the context of the whole text
                 (late chunking): pairs of the first and the exclusive last character, in characters of the
                 str. A list of pairs for one text, otherwise a list of such lists, one for each text and
@@ -242,8 +249,9 @@ class AttentionClient(Connection):
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
         Returns:
-            float32: (d,) for one text or sequence, otherwise (B, d). With spans, (n, d) for one text or
-            sequence with n of them, otherwise a list of (n_i, d).
+            float32, or integers of `output_type`: (d,) for one text or sequence, otherwise (B, d). With
+            spans, (n, d) for one text or sequence with n of them, otherwise a list of (n_i, d). Of bits, the
+            last axis has ceil(d / 8) bytes.
 
         Raises:
             InvalidArgumentError: An argument has a wrong type or value, or the server refuses it.
@@ -251,7 +259,7 @@ class AttentionClient(Connection):
                 another limit is exceeded.
             AttentionClientError: The call failed for another reason.
         """
-        embed = EmbeddingInputs(inputs, prompt, dimensions, truncate)
+        embed = EmbeddingInputs(inputs, prompt, dimensions, truncate, output_type, normalised)
         return self._answer(encode_embeddings(self._options(model, version), embed, spans), timeout)
 
     def rerank(
@@ -262,6 +270,7 @@ class AttentionClient(Connection):
         *,
         top_n: int | None = None,
         truncate: bool | None = None,
+        raw_scores: bool = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> list[Ranking]:
@@ -278,6 +287,7 @@ class AttentionClient(Connection):
             truncate: Whether pairs with more tokens than the model takes are cut rather than refused: the
                 longer text first, and then both. None means the model's setting, and then pairs that were cut
                 raise a `TextTruncatedWarning`.
+            raw_scores: Whether scores are those before the model's activation (logits).
             timeout: Seconds for each request; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
@@ -288,7 +298,8 @@ class AttentionClient(Connection):
             AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version)
-        return self._answer(encode_rerank(options, query, texts, top_n, truncate=truncate), timeout)
+        call = encode_rerank(options, query, texts, top_n, truncate=truncate, raw_scores=raw_scores)
+        return self._answer(call, timeout)
 
     def classify(
         self,
@@ -297,6 +308,7 @@ class AttentionClient(Connection):
         pairs: str | Texts | None = None,
         *,
         truncate: bool | None = None,
+        raw_scores: bool = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> FloatArray:
@@ -310,6 +322,7 @@ class AttentionClient(Connection):
             texts: One text, or a list of texts.
             pairs: The second text of each pair: in the form of `texts`; None for single texts.
             truncate: As in `rerank`.
+            raw_scores: As in `rerank`.
             timeout: Seconds for each request; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
@@ -317,7 +330,8 @@ class AttentionClient(Connection):
             float32: (L,) for one text or pair, otherwise (B, L).
         """
         options = self._options(model, version)
-        return self._answer(encode_scores(options, texts, pairs, truncate=truncate), timeout)
+        call = encode_scores(options, texts, pairs, truncate=truncate, raw_scores=raw_scores)
+        return self._answer(call, timeout)
 
     def infer(
         self,

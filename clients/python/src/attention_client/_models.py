@@ -105,6 +105,7 @@ class EncoderInfo:
         prompts: Names of the prompts.
         default_prompt: Name of the prompt of requests that name none; empty for none.
         truncates: Whether long texts are cut unless a request says otherwise.
+        quantisation_ranges: By number of elements, the absolute value that 127 stands for in int8; 1 without.
     """
 
     num_layers: int
@@ -114,6 +115,7 @@ class EncoderInfo:
     prompts: tuple[str, ...]
     default_prompt: str
     truncates: bool
+    quantisation_ranges: Mapping[int, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +127,14 @@ class ClassifierInfo:
         labels: The name of each score.
         activation: What was applied to the logits: "sigmoid", "softmax" or "identity".
         truncates: Whether long texts are cut unless a request says otherwise.
+        returns_raw_scores: Whether requests may ask for scores before the activation.
     """
 
     family: str
     labels: tuple[str, ...]
     activation: str
     truncates: bool
+    returns_raw_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,5 +225,6 @@ def _read(cls: type[_InfoT], message: Message, **values: Any) -> _InfoT:
     """An object with `values`, and with the message's fields of the same names for the rest."""
     for name in {attribute.name for attribute in fields(cls)} - values.keys():  # type: ignore[arg-type]
         value = getattr(message, name)
-        values[name] = value if isinstance(value, str | int | float) else tuple(value)
+        is_plain = isinstance(value, str | int | float)
+        values[name] = value if is_plain else dict(value) if hasattr(value, "items") else tuple(value)
     return cls(**values)

@@ -17,6 +17,7 @@ from attention_client._calls.sequences import InputForm, integers, texts
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
     MAX_INDEX,
+    Array,
     Arrays,
     AttentionResult,
     EmbeddingInputs,
@@ -38,6 +39,14 @@ SpanList: TypeAlias = Sequence[tuple[int, int]] | NDArray[Any]
 SpanLists: TypeAlias = Sequence[SpanList] | NDArray[Any]
 Spans: TypeAlias = NDArray[np.int64]
 EmbedInputs: TypeAlias = str | Texts | Arrays
+# The types of embeddings on the wire; of float32 that of all real numbers.
+OUTPUT_TYPES: dict[str, pb.DataType.ValueType | None] = {
+    "float32": None,
+    "int8": pb.DATA_TYPE_INT8,
+    "uint8": pb.DATA_TYPE_UINT8,
+    "binary": pb.DATA_TYPE_BITS,
+    "ubinary": pb.DATA_TYPE_BITS,
+}
 
 
 class TextTruncatedWarning(UserWarning):
@@ -50,7 +59,7 @@ def encode_embeddings(
     spans: SpanList | SpanLists | None = None,
     *,
     warns: bool = True,
-) -> EncodedCall[FloatArray | list[FloatArray]]:
+) -> EncodedCall[Array | list[Array]]:
     """Encodes a call with texts or token ids, as one request or several.
 
     Args:
@@ -62,6 +71,8 @@ def encode_embeddings(
     Raises:
         InvalidArgumentError: An argument has a wrong type or value.
     """
+    if embed.output_type not in OUTPUT_TYPES:
+        raise invalid("output_type", f"one of {', '.join(OUTPUT_TYPES)}", repr(embed.output_type))
     form, items, unit = _read_inputs(embed)
     sizes = list(map(len, items))
     arrays = _read_spans(spans, sizes, unit, form)
@@ -70,8 +81,8 @@ def encode_embeddings(
         for part in _split(sizes, arrays)
     )
 
-    def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray | list[FloatArray]:
-        vectors = _decode(responses, requests, warns=warns and embed.truncate is None)
+    def decode(responses: Sequence[pb.AttendResponse]) -> Array | list[Array]:
+        vectors = _decode(responses, requests, embed.output_type, warns=warns and embed.truncate is None)
         if arrays is None:
             return vectors[0] if form is InputForm.SINGLE else vectors
         ends = accumulate(map(len, arrays), initial=0)
@@ -82,7 +93,12 @@ def encode_embeddings(
 
 
 def encode_scores(
-    options: RequestOptions, first: str | Texts, pairs: str | Texts | None = None, *, truncate: bool | None
+    options: RequestOptions,
+    first: str | Texts,
+    pairs: str | Texts | None = None,
+    *,
+    truncate: bool | None,
+    raw_scores: bool,
 ) -> EncodedCall[FloatArray]:
     """Encodes a call for scores, (L,) of one text or pair and (B, L) of several, as one request or several.
 
@@ -100,6 +116,7 @@ def encode_scores(
             fill_texts(field, getattr(request.text, field), column[part])
         if truncate is not None:
             request.text.truncate = bool(truncate)
+        request.text.raw_scores = bool(raw_scores)
         requests.append(request)
 
     def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray:
@@ -110,7 +127,13 @@ def encode_scores(
 
 
 def encode_rerank(
-    options: RequestOptions, query: str, documents: Texts, top_n: int | None, *, truncate: bool | None
+    options: RequestOptions,
+    query: str,
+    documents: Texts,
+    top_n: int | None,
+    *,
+    truncate: bool | None,
+    raw_scores: bool,
 ) -> EncodedCall[list[Ranking]]:
     """Encodes a call for the rankings of documents.
 
@@ -121,7 +144,7 @@ def encode_rerank(
         raise invalid("query", "a str", type_name(query))
     most = None if top_n is None else whole_number("top_n", top_n, 1, MAX_INDEX)
     _, second = texts("texts", documents)
-    call = encode_scores(options, [query] * len(second), second, truncate=truncate)
+    call = encode_scores(options, [query] * len(second), second, truncate=truncate, raw_scores=raw_scores)
 
     def decode(responses: Sequence[pb.AttendResponse]) -> list[Ranking]:
         scores = call.decoder(responses)
@@ -134,9 +157,13 @@ def encode_rerank(
 
 
 def _decode(
-    responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest], *, warns: bool
-) -> FloatArray:
-    """The embeddings or scores (n, d), float32, writable.
+    responses: Sequence[pb.AttendResponse],
+    requests: Sequence[pb.AttendRequest],
+    output_type: str = "float32",
+    *,
+    warns: bool,
+) -> Array:
+    """The embeddings or scores (n, d), writable, of a type of `OUTPUT_TYPES`.
 
     Raises:
         ValueError: A response contradicts itself or its request.
@@ -152,11 +179,21 @@ def _decode(
         )
         if request.embedding.HasField("spans"):
             expected = list(request.embedding.spans.lengths)
-        flat = widen(vectors.data_type, vectors.data)
-        if list(vectors.lengths) != expected or flat.size != sum(expected) * vectors.width:
-            raise ValueError(f"it does not contain {sum(expected)} rows")
-        parts.append(flat.reshape(sum(expected), vectors.width))
-    return np.concatenate(parts).astype(np.float32)
+        data_type, width = OUTPUT_TYPES[output_type], vectors.width
+        if data_type is None:
+            flat: Array = widen(vectors.data_type, vectors.data)
+        else:
+            flat = np.frombuffer(vectors.data, np.int8 if output_type == "int8" else np.uint8)
+            width = -(-width // 8) if data_type == pb.DATA_TYPE_BITS else width
+        if (
+            list(vectors.lengths) != expected
+            or flat.size != sum(expected) * width
+            or data_type not in (None, vectors.data_type)
+        ):
+            raise ValueError(f"it does not contain {sum(expected)} rows of the type")
+        parts.append(flat.reshape(sum(expected), width))
+    rows = np.concatenate(parts)
+    return (rows ^ np.uint8(1 << 7)).view(np.int8) if output_type == "binary" else rows
 
 
 def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> EncodedCall[AttentionResult[Any]]:
@@ -212,6 +249,10 @@ def _request(
     """The request of some of the texts, or of the ids of some sequences."""
     request = request_of(options)
     request.embedding.SetInParent()
+    if (data_type := OUTPUT_TYPES[embed.output_type]) is not None:
+        request.output_data_type = data_type
+    if embed.normalised is not None:
+        request.embedding.normalised = bool(embed.normalised)
     if embed.dimensions is not None:
         request.embedding.dimensions = whole_number("dimensions", embed.dimensions, 1, 2**31 - 1)
     if spans is not None:

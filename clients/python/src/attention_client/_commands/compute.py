@@ -141,6 +141,7 @@ def embed(
     prompt: Annotated[str | None, option(metavar="NAME", panel=INPUTS)] = None,
     dimensions: Annotated[int | None, option(metavar="N", panel=INPUTS, min=1)] = None,
     truncate: Annotated[bool | None, option("--truncate/--no-truncate", panel=INPUTS)] = None,
+    output_type: Annotated[str, option(metavar="TYPE", panel=OUTPUT)] = "float32",
     out: OutFile = None,
 ) -> None:
     """Compute one embedding for each text, with a text encoder.
@@ -150,18 +151,19 @@ def embed(
         prompt: Name of the prompt that is put before each text; empty for none.
         dimensions: Only the first N elements of each embedding.
         truncate: Cut texts with too many tokens, or refuse them.
+        output_type: Type of the elements: float32, int8, uint8, binary or ubinary.
         out: Write the embeddings (B, d) to this file (.npy, .npz, .json).
     """
     items = _read_items("TEXT", texts, file, read_texts)
-    result = session.client.embed(
-        model, items, prompt=prompt, dimensions=dimensions, truncate=truncate, version=version
-    )
+    kind: Any = output_type
+    options: dict[str, Any] = {"prompt": prompt, "dimensions": dimensions, "truncate": truncate}
+    result = session.client.embed(model, items, **options, output_type=kind, version=version)
     if out is not None:
         write("--out", out, result)
     if session.json:
         print_json({"model_name": model, "embeddings": result.tolist() if out is None else str(out)})
     elif out is not None:
-        typer.echo(f"{out}: {result.shape} float32 from {model}")
+        typer.echo(f"{out}: {result.shape} {result.dtype} from {model}")
     else:
         typer.echo(vectors_table(items, result), nl=False)
 

@@ -1,0 +1,95 @@
+"""Embeddings as integers and with or without their normalisation, against sentence-transformers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attention_client import AttentionClient, EmbeddingInputs, InvalidArgumentError
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util.quantization import quantize_embeddings
+
+from scripts.local_server import ServerProcess
+from tests.encoders.repository import POOLED, POOLED_MODELS, SENTENCE, UNNORMALISED, save_pooled
+from tests.encoders.texts import ATOL, RTOL, TEXTS
+from tests.support.artifacts import cached_repositories
+from tests.support.processes import serving_models
+
+TYPES: Any = ("int8", "uint8", "binary", "ubinary")
+
+
+@pytest.fixture(scope="module")
+def server(sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of models that normalise, and of one that does not."""
+    (pooled,), folder = cached_repositories(POOLED_MODELS), tmp_path_factory.mktemp("pooled")
+    with serving_models(folder, [*pooled.iterdir(), *sentence_repository.iterdir()]) as process:
+        yield process
+
+
+@pytest.mark.parametrize("name", [POOLED, UNNORMALISED])
+def test_embeddings_before_and_after_normalisation_equal_the_library(
+    client: AttentionClient, tmp_path: Path, name: str
+) -> None:
+    library = SentenceTransformer(str(save_pooled(name, tmp_path)), device="cpu")
+    raw = SentenceTransformer(modules=[*library][:2], device="cpu").encode(list(TEXTS))
+    assert raw.shape[1] == (6 if name == POOLED else 1) * 32  # every pooling
+    expected = {
+        False: raw,
+        True: raw / np.linalg.norm(raw, axis=1, keepdims=True),
+        None: library.encode(list(TEXTS)),
+    }
+    for normalised, vectors in expected.items():
+        for embeddings in (
+            client.embed(name, list(TEXTS), normalised=normalised),
+            *(
+                item.context_vectors
+                for item in client.attend_stream(name, [EmbeddingInputs(list(TEXTS), normalised=normalised)])
+            ),
+        ):
+            assert_allclose(embeddings, vectors, rtol=RTOL, atol=ATOL)
+
+
+def by_rule(embeddings: NDArray[np.float32], largest: float) -> dict[str, NDArray[Any]]:
+    integers = np.clip(np.round(127 * embeddings / np.float32(largest)), -127, 127)
+    bits = {kind: quantize_embeddings(embeddings, kind) for kind in TYPES[2:]}
+    return {"int8": integers.astype(np.int8), "uint8": (integers + 128).astype(np.uint8), **bits}
+
+
+@pytest.mark.parametrize("name", [SENTENCE, UNNORMALISED])
+def test_integers_follow_the_range_that_the_model_states(client: AttentionClient, name: str) -> None:
+    texts, encoder = list(TEXTS), client.model(name).text_encoder
+    assert encoder is not None
+    ranges, width = dict(encoder.quantisation_ranges), encoder.embedding_width
+    assert set(ranges) == {width, *encoder.dimensions}
+    cases: list[tuple[dict[str, Any], float]] = [
+        ({}, ranges[width]),
+        ({"spans": [[(0, 1)]] * len(texts)}, ranges[width]),
+        ({"normalised": True}, ranges[width] if encoder.normalised else 1.0),
+        *(({"dimensions": size}, ranges[size]) for size in encoder.dimensions),
+    ]
+    texts = [text or "a" for text in texts]
+    for options, largest in cases:
+        embeddings = np.reshape(client.embed(name, texts, **options), (len(texts), -1))
+        for kind, expected in by_rule(embeddings, largest).items():
+            found = client.embed(name, texts, output_type=kind, **options)
+            assert_array_equal(np.reshape(found, expected.shape), expected)
+            assert {array.dtype for array in found} == {expected.dtype}
+    assert client.embed(name, "a", output_type="ubinary").shape == (width // 8,)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda c: c.embed(SENTENCE, "a", output_type="int8", normalised=False),
+            "has no range for embeddings before",
+        ),
+        (lambda c: c.embed(SENTENCE, "a", output_type="int4"), "output_type: expected one of float32, int8"),
+    ],
+)
+def test_what_has_no_integers_is_refused(client: AttentionClient, call: Any, words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        call(client)
