@@ -1,22 +1,36 @@
 """Embeddings as integers and with or without their normalisation, against sentence-transformers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from attention_client import AttentionClient, EmbeddingInputs, InvalidArgumentError
+from attention_client._calls.attention import EncodedCall
+from attention_client._generated.attention.v1 import attention_pb2 as client_pb
+from attention_client.enrich import EnrichError
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util.quantization import quantize_embeddings
 
+from attention_serving.artifact.encoder import EMBEDDING
+from attention_serving.enrich import enrich
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.api.attention.requests import quantisation_range
+from attention_serving.server.api.tensors import OutputPlaceholder
+from attention_serving.server.engine.run.provider import Device
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import POOLED, POOLED_MODELS, SENTENCE, UNNORMALISED, save_pooled
 from tests.encoders.texts import ATOL, RTOL, TEXTS
+from tests.server.samples import load_repository
 from tests.support.artifacts import cached_repositories
 from tests.support.processes import serving_models
+from tests.support.refusals import expect_refusal
 
 TYPES: Any = ("int8", "uint8", "binary", "ubinary")
 
@@ -52,9 +66,18 @@ def test_embeddings_before_and_after_normalisation_equal_the_library(
             assert_allclose(embeddings, vectors, rtol=RTOL, atol=ATOL)
 
 
-def by_rule(embeddings: NDArray[np.float32], largest: float) -> dict[str, NDArray[Any]]:
+def sent(**fields: Any) -> Any:
+    """A call that the client does not make."""
+    text = client_pb.TextSequences(texts=["a"])
+    request = client_pb.AttendRequest(
+        model_name=SENTENCE, text=text, output_data_type="DATA_TYPE_INT8", **fields
+    )
+    return lambda client: client._answer(EncodedCall((request,), list), None)
+
+
+def by_rule(embeddings: NDArray[np.float32], largest: float) -> dict[Any, NDArray[Any]]:
     integers = np.clip(np.round(127 * embeddings / np.float32(largest)), -127, 127)
-    bits = {kind: quantize_embeddings(embeddings, kind) for kind in TYPES[2:]}
+    bits: Any = {kind: quantize_embeddings(embeddings, kind) for kind in TYPES[2:]}
     return {"int8": integers.astype(np.int8), "uint8": (integers + 128).astype(np.uint8), **bits}
 
 
@@ -80,6 +103,42 @@ def test_integers_follow_the_range_that_the_model_states(client: AttentionClient
     assert client.embed(name, "a", output_type="ubinary").shape == (width // 8,)
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_column_has_the_bytes_of_embed(
+    client: AttentionClient, server: ServerProcess, sentence_repository: Path, tmp_path: Path, kind: Any
+) -> None:
+    texts = [*TEXTS, None]
+    source, target = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"text": texts}), source)
+    options: dict[str, Any] = {"model": SENTENCE, "text_column": "text", "output_type": kind, "dimensions": 8}
+    expected = client.embed(SENTENCE, list(TEXTS), output_type=kind, dimensions=8)
+    column = pa.array([*expected, None], pa.list_(pa.from_numpy_dtype(expected.dtype), expected.shape[1]))
+    for backend in ({"servers": [server.target]}, {"model_repository": sentence_repository}):
+        enrich(source, target, overwrite=True, **options, **backend)
+        assert pq.read_table(target)["embedding"].combine_chunks().equals(column)
+    with pytest.raises(EnrichError, match="is not the result of this job"):
+        enrich(source, target, resume=True, **{**options, "output_type": None}, servers=[server.target])
+
+
+def test_earlier_artifacts_and_nan_are_refused() -> None:
+    (folder,) = cached_repositories(POOLED_MODELS)
+    models = load_repository(folder, Device(threads=1))
+    for name in (POOLED, UNNORMALISED):
+        model = models.ready(name)
+        assert model.encoder is not None
+        encoder = model.encoder.model_copy(update={"quantisation_ranges": {}})
+        earlier = replace(model, manifest=model.manifest.model_copy(update={"encoder": encoder}))
+        if name == POOLED:
+            assert quantisation_range(pb.EmbeddingOptions(), "INT8", earlier) == 1.0
+            continue
+        with expect_refusal("output_data_type: INT8 needs a range, which the artifact of model"):
+            quantisation_range(pb.EmbeddingOptions(), "INT8", earlier)
+        assert quantisation_range(pb.EmbeddingOptions(normalised=True), "INT8", earlier) == 1.0
+    rows = [np.ones(4, np.float32), np.full(4, np.nan, np.float32)]
+    with expect_refusal("output_data_type: BITS: embedding 1 contains NaN or infinity"):
+        OutputPlaceholder(EMBEDDING, "BITS").parts(rows)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -87,6 +146,8 @@ def test_integers_follow_the_range_that_the_model_states(client: AttentionClient
             lambda c: c.embed(SENTENCE, "a", output_type="int8", normalised=False),
             "has no range for embeddings before",
         ),
+        (sent(), "is for embeddings: the request must have `embedding`, and not return_weights"),
+        (sent(embedding=client_pb.EmbeddingOptions(), return_weights=True), "and not return_weights"),
         (lambda c: c.embed(SENTENCE, "a", output_type="int4"), "output_type: expected one of float32, int8"),
     ],
 )

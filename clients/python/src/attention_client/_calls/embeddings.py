@@ -192,7 +192,11 @@ def _decode(
         ):
             raise ValueError(f"it does not contain {sum(expected)} rows of the type")
         parts.append(flat.reshape(sum(expected), width))
-    rows = np.concatenate(parts)
+    return as_output_type(np.concatenate(parts), output_type)
+
+
+def as_output_type(rows: Array, output_type: str) -> Array:
+    """Rows as they are on the wire in their type: "binary" is bytes less 128, as int8."""
     return (rows ^ np.uint8(1 << 7)).view(np.int8) if output_type == "binary" else rows
 
 
