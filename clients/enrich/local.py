@@ -121,7 +121,8 @@ class LocalBackend:
     def _in_output_type(self, vectors: list[Array]) -> list[Array]:
         """The vectors in the type of the job, as a server and the client make it."""
         output_type = self._options.output_type or "float32"
-        if (data_type := OUTPUT_TYPES[output_type]) is None:
+        data_type: Any = OUTPUT_TYPES[output_type]
+        if data_type is None:
             return vectors
         name, options = NAME_BY_ENUM[data_type], EmbeddingOptions(dimensions=self._options.dimensions or 0)
         largest = quantisation_range(options, name, self._model.model)

@@ -152,7 +152,7 @@ class OutputPlaceholder(NamedTuple):
         if self.float_datatype in QUANTISED:
             for index, array in enumerate(arrays):
                 if not np.isfinite(array).all():
-                    problem = f"{self.float_datatype}: embedding {index} contains NaN or infinity"
+                    problem = f"is {self.float_datatype}, but embedding {index} contains NaN or infinity"
                     raise InvalidRequestError("output_data_type", problem)
             arrays = [quantise(array, self.float_datatype, self.largest) for array in arrays]
         elif self.float_datatype != "FP32":

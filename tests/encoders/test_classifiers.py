@@ -123,11 +123,10 @@ def test_models_without_raw_scores_refuse_them() -> None:
         if not output:
             text = pb.TextSequences(texts=["eat"], return_labels=True, raw_scores=True)
             message = pb.AttendRequest(text=text).SerializeToString()
-            with (
-                Served(earlier) as served,
-                pytest.raises(grpc.RpcError, match=r"raw_scores: .* export it again"),
-            ):
-                served.channel.unary_unary(ATTEND)(message, timeout=PATIENCE_SECONDS)
+            with Served(earlier) as served:
+                method: Any = served.channel.unary_unary(ATTEND)
+                with pytest.raises(grpc.RpcError, match=r"raw_scores: .* export it again"):
+                    method(message, timeout=PATIENCE_SECONDS)
 
 
 def test_a_long_pair_is_refused_or_cut_as_the_library_cuts_it(client: AttentionClient) -> None:

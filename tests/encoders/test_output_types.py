@@ -70,7 +70,7 @@ def sent(**fields: Any) -> Any:
     """A call that the client does not make."""
     text = client_pb.TextSequences(texts=["a"])
     request = client_pb.AttendRequest(
-        model_name=SENTENCE, text=text, output_data_type="DATA_TYPE_INT8", **fields
+        model_name=SENTENCE, text=text, output_data_type=client_pb.DATA_TYPE_INT8, **fields
     )
     return lambda client: client._answer(EncodedCall((request,), list), None)
 
@@ -131,11 +131,11 @@ def test_earlier_artifacts_and_nan_are_refused() -> None:
         if name == POOLED:
             assert quantisation_range(pb.EmbeddingOptions(), "INT8", earlier) == 1.0
             continue
-        with expect_refusal("output_data_type: INT8 needs a range, which the artifact of model"):
+        with expect_refusal("output_data_type: INT8 needs a range of model 'unnormalised': export it again"):
             quantisation_range(pb.EmbeddingOptions(), "INT8", earlier)
         assert quantisation_range(pb.EmbeddingOptions(normalised=True), "INT8", earlier) == 1.0
     rows = [np.ones(4, np.float32), np.full(4, np.nan, np.float32)]
-    with expect_refusal("output_data_type: BITS: embedding 1 contains NaN or infinity"):
+    with expect_refusal("output_data_type: is BITS, but embedding 1 contains NaN or infinity"):
         OutputPlaceholder(EMBEDDING, "BITS").parts(rows)
 
 
@@ -144,7 +144,7 @@ def test_earlier_artifacts_and_nan_are_refused() -> None:
     [
         (
             lambda c: c.embed(SENTENCE, "a", output_type="int8", normalised=False),
-            "has no range for embeddings before",
+            "embeddings before its normalisation have none",
         ),
         (sent(), "is for embeddings: the request must have `embedding`, and not return_weights"),
         (sent(embedding=client_pb.EmbeddingOptions(), return_weights=True), "and not return_weights"),

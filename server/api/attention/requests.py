@@ -86,19 +86,16 @@ def quantisation_range(embedding: pb.EmbeddingOptions, datatype: str, model: Loa
         InvalidRequestError: The model has none for them.
     """
     encoder = model.encoder
-    if encoder is None or datatype not in QUANTISED or datatype == "BITS":
+    if encoder is None or datatype not in ("INT8", "UINT8"):
         return 1.0
     is_normalised = embedding.normalised if embedding.HasField("normalised") else encoder.normalised
-    if encoder.normalised and not is_normalised:
-        problem = f"{datatype} has no range for embeddings before the normalisation of model {model.name!r}"
-        raise InvalidRequestError("output_data_type", problem)
     ranges = encoder.quantisation_ranges if is_normalised == encoder.normalised else {}
-    if not ranges and not is_normalised:
-        problem = (
-            f"{datatype} needs a range, which the artifact of model {model.name!r} lacks: export it again"
-        )
-        raise InvalidRequestError("output_data_type", problem)
-    return ranges.get(embedding.dimensions or encoder.embedding_width, 1.0)
+    if ranges or is_normalised:
+        return ranges.get(embedding.dimensions or encoder.embedding_width, 1.0)
+    problem = "embeddings before its normalisation have none" if encoder.normalised else "export it again"
+    raise InvalidRequestError(
+        "output_data_type", f"{datatype} needs a range of model {model.name!r}: {problem}"
+    )
 
 
 def check_first_output(model: LoadedModel) -> None:

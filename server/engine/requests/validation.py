@@ -44,8 +44,8 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         rows[spec.name] = ragged.rows
         lengths.append(ragged.lengths)
     if pools and decoded.spans is None:
-        whole = np.array([(0, plan.lengths[0]) for plan in plans], np.int64)
-        decoded.spans = Ragged(whole, (1,) * len(plans))
+        spans_of_all = np.array([(0, plan.lengths[0]) for plan in plans], np.int64)
+        decoded.spans = Ragged(spans_of_all, (1,) * len(plans))
     result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), plans)), 0
     if decoded.dimensions or decoded.head_selection or decoded.spans or decoded.offsets:
         result_bytes, work_bytes = check_selection(decoded, model, plans, result_bytes)

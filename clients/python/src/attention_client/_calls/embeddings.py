@@ -82,7 +82,8 @@ def encode_embeddings(
     )
 
     def decode(responses: Sequence[pb.AttendResponse]) -> Array | list[Array]:
-        vectors = _decode(responses, requests, embed.output_type, warns=warns and embed.truncate is None)
+        vectors = _decode(responses, requests, warns=warns and embed.truncate is None)
+        vectors = as_output_type(vectors, embed.output_type)
         if arrays is None:
             return vectors[0] if form is InputForm.SINGLE else vectors
         ends = accumulate(map(len, arrays), initial=0)
@@ -127,15 +128,9 @@ def encode_scores(
 
 
 def encode_rerank(
-    options: RequestOptions,
-    query: str,
-    documents: Texts,
-    top_n: int | None,
-    *,
-    truncate: bool | None,
-    raw_scores: bool,
+    options: RequestOptions, query: str, documents: Texts, top_n: int | None, **scores: Any
 ) -> EncodedCall[list[Ranking]]:
-    """Encodes a call for the rankings of documents.
+    """Encodes a call for the rankings of documents, with the keyword arguments of `encode_scores`.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or value.
@@ -144,26 +139,22 @@ def encode_rerank(
         raise invalid("query", "a str", type_name(query))
     most = None if top_n is None else whole_number("top_n", top_n, 1, MAX_INDEX)
     _, second = texts("texts", documents)
-    call = encode_scores(options, [query] * len(second), second, truncate=truncate, raw_scores=raw_scores)
+    call = encode_scores(options, [query] * len(second), second, **scores)
 
     def decode(responses: Sequence[pb.AttendResponse]) -> list[Ranking]:
-        scores = call.decoder(responses)
-        if (labels := scores.shape[1]) > 1:
+        rows = call.decoder(responses)
+        if (labels := rows.shape[1]) > 1:
             raise invalid("model", "a reranker, which has one label", f"a model with {labels} labels")
-        order = np.argsort(-scores[:, 0], kind="stable")[:most]
-        return [Ranking(int(index), float(scores[index, 0])) for index in order]
+        order = np.argsort(-rows[:, 0], kind="stable")[:most]
+        return [Ranking(int(index), float(rows[index, 0])) for index in order]
 
     return EncodedCall(call.requests, decode)
 
 
 def _decode(
-    responses: Sequence[pb.AttendResponse],
-    requests: Sequence[pb.AttendRequest],
-    output_type: str = "float32",
-    *,
-    warns: bool,
+    responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest], *, warns: bool
 ) -> Array:
-    """The embeddings or scores (n, d), writable, of a type of `OUTPUT_TYPES`.
+    """The embeddings or scores (n, d), writable: float32, or integers as they were sent.
 
     Raises:
         ValueError: A response contradicts itself or its request.
@@ -179,20 +170,12 @@ def _decode(
         )
         if request.embedding.HasField("spans"):
             expected = list(request.embedding.spans.lengths)
-        data_type, width = OUTPUT_TYPES[output_type], vectors.width
-        if data_type is None:
-            flat: Array = widen(vectors.data_type, vectors.data)
-        else:
-            flat = np.frombuffer(vectors.data, np.int8 if output_type == "int8" else np.uint8)
-            width = -(-width // 8) if data_type == pb.DATA_TYPE_BITS else width
-        if (
-            list(vectors.lengths) != expected
-            or flat.size != sum(expected) * width
-            or data_type not in (None, vectors.data_type)
-        ):
-            raise ValueError(f"it does not contain {sum(expected)} rows of the type")
+        flat = widen(vectors.data_type, vectors.data)
+        width = -(-vectors.width // 8) if vectors.data_type == pb.DATA_TYPE_BITS else vectors.width
+        if list(vectors.lengths) != expected or flat.size != sum(expected) * width:
+            raise ValueError(f"it does not contain {sum(expected)} rows")
         parts.append(flat.reshape(sum(expected), width))
-    return as_output_type(np.concatenate(parts), output_type)
+    return np.concatenate(parts)
 
 
 def as_output_type(rows: Array, output_type: str) -> Array:

@@ -176,11 +176,11 @@ def weights_type() -> pa.DataType:
     return pa.list_(pa.list_(pa.list_(pa.float32())))
 
 
-def vectors_column(rows: Sequence[Array | None], width: int) -> pa.Array:
+def vectors_column(rows: Sequence[Array | None], width: int, dtype: np.dtype[Any]) -> pa.Array:
     """(T, d) for each row; None becomes null."""
     present = [row for row in rows if row is not None]
-    flat = np.concatenate(present) if present else np.empty((0, width), np.float32)
-    values = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel(), pa.float32()), width)
+    flat = np.concatenate(present) if present else np.empty((0, width), dtype)
+    values = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), width)
     return list_column([None if row is None else len(row) for row in rows], values)
 
 
