@@ -17,6 +17,7 @@ from attention_client._commands.arrays import (
 )
 from attention_client._commands.session import ModelName, ModelVersion, Session, option
 from attention_client._commands.tables import print_array, print_json, print_result, table, vectors_table
+from attention_client._values import OutputType
 
 INPUTS, OUTPUT = "Inputs", "Output"
 Array = Annotated[str | None, option(metavar="ARRAY", panel=INPUTS)]
@@ -141,7 +142,7 @@ def embed(
     prompt: Annotated[str | None, option(metavar="NAME", panel=INPUTS)] = None,
     dimensions: Annotated[int | None, option(metavar="N", panel=INPUTS, min=1)] = None,
     truncate: Annotated[bool | None, option("--truncate/--no-truncate", panel=INPUTS)] = None,
-    output_type: Annotated[str, option(metavar="TYPE", panel=OUTPUT)] = "float32",
+    output_type: Annotated[OutputType, option(panel=OUTPUT)] = "float32",
     out: OutFile = None,
 ) -> None:
     """Compute one embedding for each text, with a text encoder.
@@ -151,13 +152,12 @@ def embed(
         prompt: Name of the prompt that is put before each text; empty for none.
         dimensions: Only the first N elements of each embedding.
         truncate: Cut texts with too many tokens, or refuse them.
-        output_type: Type of the elements: float32, int8, uint8, binary or ubinary.
+        output_type: Type of the elements.
         out: Write the embeddings (B, d) to this file (.npy, .npz, .json).
     """
     items = _read_items("TEXT", texts, file, read_texts)
-    kind: Any = output_type
     options: dict[str, Any] = {"prompt": prompt, "dimensions": dimensions, "truncate": truncate}
-    result = session.client.embed(model, items, **options, output_type=kind, version=version)
+    result = session.client.embed(model, items, **options, output_type=output_type, version=version)
     if out is not None:
         write("--out", out, result)
     if session.json:

@@ -108,7 +108,7 @@ class EnrichOptions:
     template: str | None = None
     prompt: str | None = None
     dimensions: int | None = None
-    output_type: str | None = None
+    output_type: OutputType | None = None
     truncate: bool | None = None
     passage_tokens: int | None = None
     passage_overlap: int | None = None
