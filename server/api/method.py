@@ -34,8 +34,8 @@ N = TypeVar("N", bound=Model | IndexEntry)
 
 
 # How many requests and replies a call has: one and one; one reply for each request, in the order of the
-# requests; one request and any number of replies.
-CallKind: TypeAlias = Literal["unary", "ordered stream", "server stream"]
+# requests; one request and any number of replies; any number of requests and one reply to all.
+CallKind: TypeAlias = Literal["unary", "ordered stream", "server stream", "client stream"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,7 +45,8 @@ class Method:
     Attributes:
         kind: How many requests and replies a call has.
         handle: Answers a serialized request with a serialized reply: `await handle(message, call,
-            reservation)`. Of a server stream, `handle(message)`, which yields replies until the drain.
+            reservation)`. Of a server stream, `handle(message)`, which yields replies until the drain. Of a
+            client stream, `message` is the list of all messages.
         is_inference: Whether calls take a slot of inference: see `server.api.admission`. Those that only
             tell what the server is and does take none: a busy server is live and ready.
         is_counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.

@@ -14,6 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from attention_serving.server.api import tei
 from attention_serving.server.api.attention import handlers as attention
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import (
@@ -34,7 +35,9 @@ from attention_serving.server.security.peers import ACCESS_CHECK, SEPARATOR
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
-SERVICES = (attention.SERVICE.full_name, open_inference.SERVICE.full_name)
+SERVICES = tuple(
+    service.full_name for service in (attention.SERVICE, open_inference.SERVICE, *tei.SERVICES)
+)
 HEALTH: str = health.SERVICE_NAME
 REFLECTION: str = reflection.SERVICE_NAME
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -61,8 +64,10 @@ def all_methods(
         memory: The regions of shared memory.
         authenticate: Checks who calls, and the right for a method: `AdmissionControl.authenticate`.
     """
+    typed = attention.methods(engine, threads)
     methods = {
-        **attention.methods(engine, threads),
+        **typed,
+        **tei.methods(engine, threads, typed),
         **open_inference.Handlers(engine, health.is_serving, control, memory).methods(threads),
         **control_methods(
             health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check

@@ -20,10 +20,10 @@ from urllib.parse import unquote
 import httptools
 import orjson
 
+from attention_serving.server.api import schemas
 from attention_serving.server.api.errors import UNEXPECTED
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
-from attention_serving.server.http import schemas
 from attention_serving.server.http.backend import Backend, access_question
 from attention_serving.server.observe import logs, records
 from attention_serving.server.security import peers
@@ -48,7 +48,8 @@ LARGE_BYTES = 1 << 16
 UNKNOWN_SIZE = {"transfer-encoding", "content-encoding"}
 # Headers that are passed on to the gRPC server, which refuses larger ones than these, and asks to try again.
 # The rest is for the headers of gRPC itself.
-FORWARDED, MAX_FORWARDED_BYTES = {records.PARENT, records.STATE, "authorization"}, METADATA_BYTES - 512
+FORWARDED = {records.PARENT, records.STATE, "authorization", "model-id"}
+MAX_FORWARDED_BYTES = METADATA_BYTES - 512
 # What a header counts for in addition to its name and value. Source: RFC 9113, section 6.5.2.
 HEADER_BYTES = 32
 # Everything but inference, contexts, and loading of models, is answered at once.

@@ -1,0 +1,118 @@
+"""The methods of tei.v1: each is one of attention.v1, with the bodies of TEI's JSON as its messages.
+
+A stream is answered like as many calls, and ends with the first that fails. RerankStream is one call.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from attention_serving.protos.tei.v1 import tei_pb2 as tei
+from attention_serving.server.api import schemas, text_bodies
+from attention_serving.server.api.codec_threads import CodecThreads
+from attention_serving.server.api.method import LARGE_BYTES, Method, parse
+from attention_serving.server.api.text_bodies import TextBody
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.security.rights import Right
+from attention_serving.server.transport.call import Call
+
+T = TypeVar("T")
+SERVICES = tuple(tei.DESCRIPTOR.services_by_name.values())
+# The key of metadata that names the model of a request.
+MODEL_ID = "model-id"
+# By the name of a method, without "Stream": the body with the same members, and what makes the reply of its
+# answer. Tokens and scores have the members of messages.
+FORMS: Mapping[str, tuple[type[TextBody], Callable[[Any], Any]]] = {
+    "Embed": (text_bodies.EmbedRequest, lambda rows: tei.EmbedResponse(embeddings=rows[0].tolist())),
+    "EmbedSparse": (text_bodies.EmbedSparseRequest, lambda _: tei.EmbedSparseResponse()),
+    "EmbedAll": (text_bodies.EmbedAllRequest, lambda texts: _token_embeddings(texts[0].tolist())),
+    "Predict": (text_bodies.ClassifyRequest, lambda labels: tei.PredictResponse(predictions=labels)),
+    "PredictPair": (text_bodies.ClassifyRequest, lambda labels: tei.PredictResponse(predictions=labels)),
+    "Rerank": (text_bodies.RankRequest, lambda ranks: tei.RerankResponse(ranks=ranks)),
+    "Tokenize": (text_bodies.TokenizeRequest, lambda texts: tei.EncodeResponse(tokens=texts[0])),
+    "Decode": (text_bodies.DecodeRequest, lambda texts: tei.DecodeResponse(text=texts[0])),
+}
+
+
+def _token_embeddings(rows: Sequence[Sequence[float]]) -> tei.EmbedAllResponse:
+    return tei.EmbedAllResponse(token_embeddings=[tei.TokenEmbedding(embeddings=row) for row in rows])
+
+
+class Translated:
+    """A method, answered by one of attention.v1."""
+
+    def __init__(
+        self, rpc: MethodDescriptor, engine: Engine, threads: CodecThreads, targets: Mapping[str, Method]
+    ) -> None:
+        """Creates the method: see `methods`."""
+        self._body, self._make_reply = FORMS[rpc.name.removesuffix("Stream")]
+        self._parse_message = GetMessageClass(rpc.input_type).FromString
+        self._target, self._engine, self._threads = targets[self._body.rpc[0]], engine, threads
+
+    async def handle(self, message: bytes | Sequence[bytes], call: Call, reservation: Reservation) -> bytes:
+        """Answers one request, or those of a stream that has one reply."""
+        started, messages = time.monotonic_ns(), [message] if isinstance(message, bytes) else message
+        reservation.add(size := sum(map(len, messages)))
+        body, question, data = await self._run(partial(self._decode, messages, call), size, call)
+        reply = await self._target.handle(data, call, reservation)
+        reservation.add(len(reply))
+        encode = partial(self._encode, body, question, reply, reservation, started)
+        return await self._run(encode, len(reply), call)
+
+    async def _run(self, work: Callable[[], T], size: int, call: Call) -> T:
+        return await self._threads.run(work, call.deadline) if size > LARGE_BYTES else work()
+
+    def _decode(self, messages: Sequence[bytes], call: Call) -> tuple[TextBody, Any, bytes]:
+        """The request as a body and as one of attention.v1, and the latter serialized."""
+        members, *others = (schemas.to_json(parse(self._parse_message, message)) for message in messages)
+        if text := members.pop("text", None):  # of a stream, whose requests are those of one
+            members["texts"] = [text, *(other["text"] for other in others)]
+            if {other["query"] for other in others} - {members["query"]}:
+                raise InvalidRequestError("query", "is not the same in all requests of the stream")
+        body = schemas.check(members, self._body)
+        body.model = str(dict(call.metadata).get(MODEL_ID, ""))
+        question = body.message(self._engine.limits.max_input_bytes)
+        return body, question, question.SerializeToString()
+
+    def _encode(
+        self, body: TextBody, question: Any, data: bytes, reservation: Reservation, started: int
+    ) -> bytes:
+        reply = body.rpc[1].FromString(data)
+        document = self._make_reply(body.document([reply], reservation))
+        if "metadata" in document.DESCRIPTOR.fields_by_name:
+            texts = chain(question.text.texts, question.text.pairs)
+            document.metadata.compute_chars = sum(map(len, texts))
+            document.metadata.compute_tokens = sum(reply.token_counts)
+            document.metadata.total_time_ns = time.monotonic_ns() - started
+        return bytes(document.SerializeToString())
+
+
+def methods(engine: Engine, threads: CodecThreads, targets: Mapping[str, Method]) -> dict[str, Method]:
+    """Each method by its full name.
+
+    Args:
+        engine: Has the limits and the memory of requests.
+        threads: Translate what is large.
+        targets: The methods of attention.v1.
+    """
+    options: dict[str, Any] = {"is_inference": True, "right": Right.INFER, "budget": engine.budget}
+    rpcs = [rpc for service in SERVICES for rpc in service.methods if rpc.name != "Info"]
+    return {
+        f"/{rpc.containing_service.full_name}/{rpc.name}": Method(
+            kind="unary"
+            if not rpc.client_streaming
+            else "ordered stream"
+            if rpc.server_streaming
+            else "client stream",
+            handle=Translated(rpc, engine, threads, targets).handle,
+            **options,
+        )
+        for rpc in rpcs
+    }
