@@ -18,7 +18,7 @@ from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.external_data import external_locations
 from attention_serving.artifact.kernels import AttentionOperator
-from attention_serving.artifact.names import MAX_VERSION, NAME_PATTERN
+from attention_serving.artifact.names import MAX_VERSION, NAME_PATTERN, check_aliases
 from attention_serving.artifact.tolerance import Record, Size, Tolerance
 
 MANIFEST_FILE = "manifest.json"
@@ -188,6 +188,9 @@ class Manifest(Record):
     format_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     version: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    aliases: tuple[str, ...] = ()
+    """Further names, under which requests reach the model unless a model has this name. They may contain
+    slashes."""
     description: str
     config: dict[str, Any]
     """The attention configuration; empty for non-attention modules."""
@@ -237,6 +240,11 @@ class Manifest(Record):
     """Versions of the libraries that the artifact was made with, and the judge if it is not eager PyTorch."""
     source: str = ""
     """SHA-256 of the weights, configuration and options that were exported."""
+
+    @model_validator(mode="after")
+    def _check_aliases(self) -> Self:
+        check_aliases(self.aliases, self.name)
+        return self
 
     @model_validator(mode="after")
     def _check_derived_axes(self) -> Self:

@@ -343,6 +343,7 @@ class ArtifactWriter:
         return Manifest(
             name=self.target.model.name,
             version=self.target.model.version,
+            aliases=self.target.model.aliases,
             description=spec.description,
             config=dict(spec.config),
             num_heads=spec.num_heads,

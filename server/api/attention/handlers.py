@@ -40,6 +40,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import Model
 from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.requests.validation import tokenize_texts
 from attention_serving.server.engine.types import (
@@ -172,7 +173,7 @@ class PutContext:
     def _decode(self, message: bytes, call: Call, reservation: Reservation) -> PreparedContext:
         parsed = parse(self._parse_message, message)
         name, version = parsed.message.model_name, parsed.message.model_version
-        model = find_model(self._engine.model, call, Right.INFER, name, version)
+        model = find_model(self._engine.repository.ready, call, Right.INFER, name, version)
         try:
             return self._validate(parsed, model, call, reservation)
         except Exception as error:
@@ -223,20 +224,23 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
     """
     repository, contexts = engine.repository, engine.contexts
 
+    def describe(model: Model) -> pb.Model:
+        return responses.describe(model, repository.aliases(model.name))
+
     def list_models(_request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes the models that the caller may read, those that failed to load included."""
-        return pb.ListModelsResponse(models=map(responses.describe, filter_permitted(repository, call)))
+        return pb.ListModelsResponse(models=map(describe, filter_permitted(repository, call)))
 
     def get_model(request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         model = find_model(repository.find, call, Right.READ, request.name, request.version)
-        return pb.GetModelResponse(model=responses.describe(model))
+        return pb.GetModelResponse(model=describe(model))
 
     async def drop(request: pb.DropContextRequest, call: Call) -> None:
-        model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
+        model = find_model(repository.ready, call, Right.INFER, request.model_name, request.model_version)
         await threads.run(partial(contexts.drop, model, request.id, call.caller.name), call.deadline)
 
     async def list_page(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
-        model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
+        model = find_model(repository.ready, call, Right.INFER, request.model_name, request.model_version)
         return await threads.run(partial(_page, engine, model, call.caller.name, request), call.deadline)
 
     # Of inference, so that an identity's limits hold for them: they take longer with each stored context.

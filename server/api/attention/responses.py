@@ -1,6 +1,6 @@
 """Responses of attention.v1: the results of requests, models and stored contexts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -115,11 +115,12 @@ def encode_named(
     return parts
 
 
-def describe(model: Model) -> pb.Model:
-    """Describes a model, loaded or failed."""
+def describe(model: Model, aliases: Iterable[str] = ()) -> pb.Model:
+    """Describes a model, loaded or failed, that requests reach under some aliases too."""
     if isinstance(model, FailedModel):
+        state, reason = pb.Model.STATE_FAILED, model.reason
         return pb.Model(
-            name=model.name, version=model.version, state=pb.Model.STATE_FAILED, state_reason=model.reason
+            name=model.name, version=model.version, state=state, state_reason=reason, aliases=aliases
         )
     manifest, encoder, classifier = model.manifest, model.encoder, model.classifier
     inputs = [_tensor(spec, model, optional=spec.name in model.optional_inputs) for spec in model.inputs]
@@ -160,6 +161,7 @@ def describe(model: Model) -> pb.Model:
             copy_fields(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns
         ],
         attention_weights="" if weights is None else weights.name,
+        aliases=aliases,
     )
 
 
