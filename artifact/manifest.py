@@ -275,6 +275,12 @@ class Manifest(Record):
         return self.precision == "int8" and self.activation_scales is None
 
     @property
+    def truncation_side(self) -> Literal["right", "left"]:
+        """Which end of a text that is cut loses tokens, unless a request says otherwise."""
+        facts = self.encoder or self.classifier
+        return "right" if facts is None else facts.truncation_side
+
+    @property
     def judge(self) -> str:
         """What computed the outputs of the golden vectors."""
         return self.made_with.get(JUDGE, EAGER)
