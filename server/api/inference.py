@@ -154,7 +154,8 @@ class InferenceMethod(ABC):
         is_large |= self._engine.contexts.reads_files and bool(self._context_id(parsed))
         changes = self._engine.repository.changes
         decoded, request, reply = await self._threads.run(work, call.deadline) if is_large else work()
-        if changes == self._engine.repository.changes:  # otherwise the model may have been replaced meanwhile
+        # Otherwise the model may have been replaced meanwhile, or be another one for another caller.
+        if changes == self._engine.repository.changes and parsed.message.model_name:
             self._cache.put(parsed, decoded, request, reply)
         return request, reply
 

@@ -21,7 +21,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.models.control import IndexEntry
-from attention_serving.server.engine.models.repository import Model
+from attention_serving.server.engine.models.repository import Model, Repository
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -163,6 +163,30 @@ def find_model(
             raise
         message = f"model {quoted(name)}, or the version of it, does not exist"
         raise ModelNotFoundError(message, field=error.field) from None
+
+
+def default_model(repository: Repository, call: Call, *kinds: Literal["encoder", "classifier"]) -> str:
+    """The name of the model of a request for texts that names none.
+
+    That is the server's default model, unless it is of another kind or the caller may not use it; otherwise
+    the only one of the first kind of which there are any that the caller may use.
+
+    Raises:
+        InvalidRequestError: There is none, or there are several.
+    """
+    models = [*filter_permitted(repository.loaded_models, call, Right.INFER)]
+    default = repository.resolve(repository.default_name)
+    others = {model.name for model in models if not any(getattr(model, kind) for kind in kinds)}
+    if default and default not in others and has_right(call, Right.INFER, default):
+        return default
+    for kind in kinds:
+        if len(names := {model.name for model in models if getattr(model, kind)}) == 1:
+            return names.pop()
+        if names:
+            break
+    problem = f"is required: {len(names)} text {kind}s are ready"
+    advice = "send the name of one, or the header model-id over HTTP, or start the server with --model-id"
+    raise InvalidRequestError("model_name", f"{problem}; {advice}")
 
 
 def filter_permitted(models: Iterable[N], call: Call, right: Right = Right.READ) -> Iterator[N]:

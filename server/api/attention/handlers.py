@@ -11,6 +11,7 @@ import numpy as np
 from attention_serving.artifact.manifest import KEY_POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import requests, responses
+from attention_serving.server.api.attention.tokens import Detokenize, Tokenize
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import InferenceMethod
@@ -18,6 +19,7 @@ from attention_serving.server.api.method import (
     Method,
     control_method,
     control_methods,
+    default_model,
     filter_permitted,
     find_model,
     parse,
@@ -86,14 +88,12 @@ class Attend(InferenceMethod):
     is_slow = staticmethod(requests.is_slow)
 
     def _model_name(self, parsed: Parsed[Any], call: Call) -> str:
-        name = super()._model_name(parsed, call)
-        if name or not parsed.message.text.return_labels:
+        name, message = super()._model_name(parsed, call), parsed.message
+        if name or not (message.HasField("text") or message.HasField("embedding")):
             return name
-        models = [model for model in self._engine.repository.loaded_models if model.classifier]
-        names = {model.name for model in filter_permitted(models, call, Right.INFER)}
-        if len(names) != 1:
-            raise InvalidRequestError("model_name", f"is required: {len(names)} text classifiers are ready")
-        return names.pop()
+        text = message.text
+        classifies = text.return_labels or text.raw_scores or parsed.contents("text", "pairs")
+        return default_model(self._engine.repository, call, "classifier" if classifies else "encoder")
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
@@ -252,6 +252,12 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
         f"/{SERVICE.full_name}/AttendStream": AttendStream(engine, threads).method(),
         f"/{SERVICE.full_name}/PutContext": Method(handle=put.handle, budget=engine.budget, **options),
         f"/{SERVICE.full_name}/AppendContext": Method(handle=append.handle, budget=engine.budget, **options),
+        **{
+            f"/{SERVICE.full_name}/{kind.__name__}": Method(
+                handle=kind(engine, threads).handle, budget=engine.budget, **options
+            )
+            for kind in (Tokenize, Detokenize)
+        },
         f"/{SERVICE.full_name}/DropContext": control_method(
             pb.DropContextRequest.FromString, drop, **options
         ),

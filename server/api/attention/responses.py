@@ -127,6 +127,7 @@ def describe(model: Model, aliases: Iterable[str] = ()) -> pb.Model:
     if GraphKind.MASK in manifest.graphs:
         inputs.append(_tensor(manifest.graphs[GraphKind.MASK].inputs[-1], model, optional=True))
     inputs += [_tensor(spec, model, optional=True) for spec in model.length_inputs]
+    side = pb.TruncationSide.Value(f"TRUNCATION_SIDE_{manifest.truncation_side.upper()}")
     weights = model.weights_output
     heads = manifest.num_heads or (0 if weights is None else int([1, *weights.axes[1:-2]][-1]))
     return pb.Model(
@@ -155,8 +156,12 @@ def describe(model: Model, aliases: Iterable[str] = ()) -> pb.Model:
         digest=model.digest,
         text_encoder=None
         if encoder is None
-        else copy_fields(encoder, pb.TextEncoder, num_layers=encoder.layers),
-        text_classifier=None if classifier is None else copy_fields(classifier, pb.TextClassifier),
+        else copy_fields(
+            encoder, pb.TextEncoder, num_layers=encoder.layers, truncation_side=side, quantisation_ranges={}
+        ),
+        text_classifier=None
+        if classifier is None
+        else copy_fields(classifier, pb.TextClassifier, truncation_side=side, returns_raw_scores=False),
         attention_patterns=[
             copy_fields(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns
         ],

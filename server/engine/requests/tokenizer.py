@@ -20,8 +20,8 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.types import Array, Ragged, Text
 
-# Name of the request field that contains texts.
-TEXT = "text"
+# Names of the request fields that contain texts, and token ids.
+TEXT, TOKEN_IDS = "text", "token_ids"
 SPACE = " "
 # Characters of the part of a text that is encoded first, for each token that a text may have: more than most
 # tokens have, so that most texts within the limit are encoded once.
@@ -102,6 +102,37 @@ class TextTokenizer:
             text = str(token_id) if name is None else self._tokenizer.decode([token_id])
             texts.append(text if name is None or (text and REPLACEMENT not in text) else name)
         return texts
+
+    def decode(self, ids: Ragged, deadline: float = math.inf, *, keeps_special: bool) -> list[str]:
+        """The text of each sequence of token ids of the vocabulary, with or without special tokens.
+
+        Raises:
+            DeadlineExceededError: The deadline passed before all ids were decoded.
+        """
+        texts, start = list[str](), 0
+        for length in ids.lengths:
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError("the deadline passed before the token ids were decoded")
+            rows = ids.rows[start : start + length].tolist()
+            texts.append(self._tokenizer.decode(rows, skip_special_tokens=not keeps_special))
+            start += length
+        return texts
+
+    def text_bytes(self, ids: Array) -> int:
+        """An upper bound of the bytes of the text of token ids (T,).
+
+        Raises:
+            InvalidRequestError: An id is not in the vocabulary.
+        """
+        size, (unique, counts) = 0, np.unique(ids, return_counts=True)
+        for token_id, count in zip(unique.tolist(), counts.tolist(), strict=True):
+            name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
+            if name is None:
+                raise InvalidRequestError(
+                    TOKEN_IDS, f"contains id {token_id}, which is not in the vocabulary"
+                )
+            size += count * (len(name.encode()) + len(SPACE))
+        return size
 
     def encode(
         self,

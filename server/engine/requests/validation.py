@@ -112,7 +112,7 @@ def tokenize_texts(
         raise InvalidRequestError(TEXT, problem)
     offsets, types = decoded.return_offsets or decoded.spans is not None, model.takes_token_types
     token_bytes = TOKEN_BYTES * (1 + types) + (OFFSET_BYTES if offsets else 0)
-    bounds = _text_limits(model, limits)
+    bounds = text_limits(model, limits)
     encoded = encode_texts(
         decoded, model, limits, reservation, bounds, token_bytes, offsets=offsets, types=types
     )
@@ -197,7 +197,7 @@ def _prompt(decoded: DecodedRequest, model: LoadedModel) -> str:
     return prompts[name] if name else ""
 
 
-def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
+def text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     """Bounds of texts whose token ids and results are within the limits."""
     bytes_of_one, bytes_of_two = (
         model.plan(GraphKind.PLAIN, model.lengths(rows)).result_bytes for rows in (1, 2)
