@@ -3,10 +3,11 @@
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ByteSize,
     ConfigDict,
     Field,
@@ -18,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from attention_serving.artifact.names import NAME_PATTERN, check_aliases, is_model_name
 from attention_serving.server import machine
 from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, UNLIMITED, Limits, select_versions
 from attention_serving.server.engine.run.provider import Device, Provider
@@ -52,6 +54,27 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
+def read_aliases(value: Any) -> Any:
+    """Names of models by alias, from NAME=MODEL separated by commas, or from a table.
+
+    Raises:
+        ValueError: An alias is invalid, occurs twice, or is that of an alias; or a model has no valid name.
+    """
+    aliases = value
+    if isinstance(value, str):
+        pairs = [pair.strip().partition("=") for pair in value.split(",") if pair.strip()]
+        aliases = {alias: model for alias, _, model in pairs}
+        if len(aliases) < len(pairs):
+            raise ValueError("an alias occurs twice")
+    for alias, model in aliases.items() if isinstance(aliases, dict) else ():
+        if not (isinstance(model, str) and is_model_name(model)):
+            raise ValueError(f"{alias}={model}: the name of the model must match {NAME_PATTERN}")
+        check_aliases([alias], model)
+        if model in aliases:
+            raise ValueError(f"{alias}={model}: {model} is an alias; name its model instead")
+    return aliases
+
+
 class Section(BaseModel):
     """Options whose descriptions, for the help and the documentation, are the texts below them."""
 
@@ -82,6 +105,13 @@ class Models(Section):
     load_model: str = ""
     """Models to load at startup with model_control explicit: names separated by commas, or * for all. Those
     that were loaded when the last server of the repository stopped are added."""
+    alias: Annotated[dict[str, str], BeforeValidator(read_aliases)] = Field(default_factory=dict)
+    """Further names of models, as NAME=MODEL; NAME may contain slashes, such as BAAI/bge-small-en-v1.5. Can
+    be repeated; several are separated by commas, and are a table in a TOML file. They take precedence over
+    the aliases that artifacts state, and a model's own name takes precedence over all aliases."""
+    model_id: str = ""
+    """Name or alias of the model that requests for texts use if they name none, and if it is of the kind that
+    they need. Otherwise they use the only model of that kind that the caller may use."""
     version_policy: str = "all"
     """Versions of each model that are served: all, which keeps earlier versions loaded beside a new one;
     latest; latest:N, the N highest; or specific:V,V."""

@@ -21,7 +21,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.models.control import IndexEntry
-from attention_serving.server.engine.models.repository import Model
+from attention_serving.server.engine.models.repository import Model, Repository
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -117,26 +117,39 @@ def parse(parse_message: Callable[[bytes], Q], message: bytes, limit: int | None
         raise InvalidRequestError("message", f"is not a request of this method: {error}") from error
 
 
-def require_right(call: Call, right: Right, model: str) -> None:
+def has_right(call: Call, right: Right, model: str) -> bool:
+    """Whether a call has a right for a model, which need not exist."""
+    return call.identity is None or call.identity.rights.covers(right, model)
+
+
+def require_right(call: Call, right: Right, model: str, sent_name: str) -> None:
     """Checks the right of a call for a model, before anyone looks whether the model exists.
+
+    Args:
+        call: The call.
+        right: What the caller needs.
+        model: The model's own name.
+        sent_name: The name or alias in the request, which errors show.
 
     Raises:
         PermissionDeniedError: The caller does not have it.
     """
     if call.identity is not None:
-        call.identity.require_model(right, model)
+        call.identity.require_model(right, model, sent_name)
 
 
-def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: str, version: str) -> M:
+def find_model(
+    find: Callable[[str, str, Callable[[str], None]], M], call: Call, right: Right, name: str, version: str
+) -> M:
     """The model that a request names, if the caller has a right for it.
 
     Errors do not tell the names of models that the caller may not read.
 
     Args:
-        find: Finds the model: `Engine.model`, or `Repository.find` with those that failed to load.
+        find: Finds the model: `Repository.ready`, or `Repository.find` with those that failed to load.
         call: The call.
         right: What the caller needs.
-        name: Name of the model.
+        name: Name or alias of the model.
         version: Its version; empty for the highest.
 
     Raises:
@@ -144,10 +157,8 @@ def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: st
         ModelNotFoundError: The model or version does not exist.
         ModelNotReadyError: The model failed to load.
     """
-    if call.identity is not None:
-        call.identity.require_model(right, name)
     try:
-        return find(name, version)
+        return find(name, version, lambda model: require_right(call, right, model, name))
     except ModelNotFoundError as error:
         if call.identity is None or call.identity.rights.reads_every_model:
             raise
@@ -155,7 +166,30 @@ def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: st
         raise ModelNotFoundError(message, field=error.field) from None
 
 
+def default_model(repository: Repository, call: Call, *kinds: Literal["encoder", "classifier"]) -> str:
+    """The name of the model of a request for texts that names none.
+
+    That is the server's default model, unless it is of another kind or the caller may not use it; otherwise
+    the only one of the first kind of which there are any that the caller may use.
+
+    Raises:
+        InvalidRequestError: There is none, or there are several.
+    """
+    models = [*filter_permitted(repository.loaded_models, call, Right.INFER)]
+    default = repository.resolve(repository.default_name)
+    others = {model.name for model in models if not any(getattr(model, kind) for kind in kinds)}
+    if default and default not in others and has_right(call, Right.INFER, default):
+        return default
+    for kind in kinds:
+        if len(names := {model.name for model in models if getattr(model, kind)}) == 1:
+            return names.pop()
+        if names:
+            break
+    problem = f"is required: {len(names)} text {kind}s are ready"
+    advice = "send the name of one, or the header model-id over HTTP, or start the server with --model-id"
+    raise InvalidRequestError("model_name", f"{problem}; {advice}")
+
+
 def filter_permitted(models: Iterable[N], call: Call, right: Right = Right.READ) -> Iterator[N]:
     """Those of some models for which the caller has a right."""
-    rights = None if call.identity is None else call.identity.rights
-    return (model for model in models if rights is None or rights.covers(right, model.name))
+    return (model for model in models if has_right(call, right, model.name))

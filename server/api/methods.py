@@ -83,7 +83,7 @@ def all_methods(
             raise InvalidRequestError("value", "is not a method of this server")
         authenticate(call, method)
         if model and method.right is not None:
-            require_right(call, method.right, model)
+            require_right(call, method.right, engine.repository.resolve(model), model)
 
     access = control_method(StringValue.FromString, check_access, is_counted=False, right=None)
     return {**methods, ACCESS_CHECK: access}

@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -102,10 +103,12 @@ class HttpServer:
         if settings.http_explore:
             table["/explore"]["GET"] = partial(_page, EXPLORER.read_bytes())
             table["/explore/models"]["GET"] = text_models.explore
-        self._table = [
-            (re.compile(PARAMETER.sub(r"(?P<\1>[^/]+)", path.replace(".", r"\."))), path, handlers)
-            for path, handlers in table.items()
-        ]
+        self._table = []
+        for path, handlers in table.items():
+            # Clients of OpenAI's API send the slashes of a model's name as they are; elsewhere they are %2F.
+            characters = "." if path.startswith("/v1/") else "[^/]"
+            pattern = PARAMETER.sub(rf"(?P<\1>{characters}+)", path.replace(".", r"\."))
+            self._table.append((re.compile(pattern), path, handlers))
 
     def stop(self) -> None:
         """Begins to drain. For any thread and for signal handlers."""
@@ -170,7 +173,8 @@ class HttpServer:
             raise request.error
         for pattern, route, handlers in self._table:
             if match := pattern.fullmatch(request.path):
-                request.route, request.parameters = route, match.groupdict()
+                request.route = route
+                request.parameters = {name: unquote(value) for name, value in match.groupdict().items()}
                 if handler := handlers.get("GET" if request.http_method == "HEAD" else request.http_method):
                     return handler
                 allowed = ", ".join(sorted({*handlers, "HEAD"} if "GET" in handlers else handlers))

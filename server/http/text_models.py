@@ -112,16 +112,17 @@ async def _info(request: HttpRequest) -> tei.InfoResponse:
 async def models(request: HttpRequest) -> Reply:
     """Answers GET /v1/models[/{model}]: the ready text encoders and classifiers that the caller may read."""
     ready = [model for model in await list_models(request) if model.state == pb.Model.STATE_READY]
-    names = {
-        model.name for model in ready if model.HasField("text_encoder") or model.HasField("text_classifier")
-    }
+    served = [model for model in ready if model.HasField("text_encoder") or model.HasField("text_classifier")]
+    names = {name: model.name for model in served for name in (model.name, *model.aliases)}
     name = request.parameters.get("model")
     if name is None:
-        return Reply.of_json({"object": "list", "data": [_encoder(model) for model in sorted(names)]})
+        return Reply.of_json(
+            {"object": "list", "data": [_encoder(model) for model in sorted({*names.values()})]}
+        )
     if name not in names:
         message = f"model: {name[:100]!r} is not a text model that is ready; GET /v1/models lists them"
         raise HttpError(404, message)
-    return Reply.of_json(_encoder(name))
+    return Reply.of_json(_encoder(names[name]))
 
 
 async def explore(request: HttpRequest) -> Reply:

@@ -11,6 +11,7 @@ import numpy as np
 from attention_serving.artifact.manifest import KEY_POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import requests, responses
+from attention_serving.server.api.attention.tokens import Detokenize, Tokenize
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import InferenceMethod
@@ -18,6 +19,7 @@ from attention_serving.server.api.method import (
     Method,
     control_method,
     control_methods,
+    default_model,
     filter_permitted,
     find_model,
     parse,
@@ -40,6 +42,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import Model
 from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.requests.validation import tokenize_texts
 from attention_serving.server.engine.types import (
@@ -85,14 +88,12 @@ class Attend(InferenceMethod):
     is_slow = staticmethod(requests.is_slow)
 
     def _model_name(self, parsed: Parsed[Any], call: Call) -> str:
-        name = super()._model_name(parsed, call)
-        if name or not parsed.message.text.return_labels:
+        name, message = super()._model_name(parsed, call), parsed.message
+        if name or not (message.HasField("text") or message.HasField("embedding")):
             return name
-        models = [model for model in self._engine.repository.loaded_models if model.classifier]
-        names = {model.name for model in filter_permitted(models, call, Right.INFER)}
-        if len(names) != 1:
-            raise InvalidRequestError("model_name", f"is required: {len(names)} text classifiers are ready")
-        return names.pop()
+        text = message.text
+        classifies = text.return_labels or text.raw_scores or parsed.contents("text", "pairs")
+        return default_model(self._engine.repository, call, "classifier" if classifies else "encoder")
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
@@ -172,7 +173,7 @@ class PutContext:
     def _decode(self, message: bytes, call: Call, reservation: Reservation) -> PreparedContext:
         parsed = parse(self._parse_message, message)
         name, version = parsed.message.model_name, parsed.message.model_version
-        model = find_model(self._engine.model, call, Right.INFER, name, version)
+        model = find_model(self._engine.repository.ready, call, Right.INFER, name, version)
         try:
             return self._validate(parsed, model, call, reservation)
         except Exception as error:
@@ -223,20 +224,23 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
     """
     repository, contexts = engine.repository, engine.contexts
 
+    def describe(model: Model) -> pb.Model:
+        return responses.describe(model, repository.aliases(model.name))
+
     def list_models(_request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes the models that the caller may read, those that failed to load included."""
-        return pb.ListModelsResponse(models=map(responses.describe, filter_permitted(repository, call)))
+        return pb.ListModelsResponse(models=map(describe, filter_permitted(repository, call)))
 
     def get_model(request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         model = find_model(repository.find, call, Right.READ, request.name, request.version)
-        return pb.GetModelResponse(model=responses.describe(model))
+        return pb.GetModelResponse(model=describe(model))
 
     async def drop(request: pb.DropContextRequest, call: Call) -> None:
-        model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
+        model = find_model(repository.ready, call, Right.INFER, request.model_name, request.model_version)
         await threads.run(partial(contexts.drop, model, request.id, call.caller.name), call.deadline)
 
     async def list_page(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
-        model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
+        model = find_model(repository.ready, call, Right.INFER, request.model_name, request.model_version)
         return await threads.run(partial(_page, engine, model, call.caller.name, request), call.deadline)
 
     # Of inference, so that an identity's limits hold for them: they take longer with each stored context.
@@ -248,6 +252,12 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
         f"/{SERVICE.full_name}/AttendStream": AttendStream(engine, threads).method(),
         f"/{SERVICE.full_name}/PutContext": Method(handle=put.handle, budget=engine.budget, **options),
         f"/{SERVICE.full_name}/AppendContext": Method(handle=append.handle, budget=engine.budget, **options),
+        **{
+            f"/{SERVICE.full_name}/{kind.__name__}": Method(
+                handle=kind(engine, threads).handle, budget=engine.budget, **options
+            )
+            for kind in (Tokenize, Detokenize)
+        },
         f"/{SERVICE.full_name}/DropContext": control_method(
             pb.DropContextRequest.FromString, drop, **options
         ),

@@ -69,6 +69,8 @@ def test_what_tritonclient_does_not_send(scripted: Scripted, port: int) -> None:
     assert (request.model_name, request.parameters["n"].int64_param) == ("m", 3)
     ask(port, "/v2/repository/index", {"ready": True})
     assert scripted.next().request == pb.RepositoryIndexRequest(ready=True)
+    ask(port, "/v2/models/a%2Fb%20c/config")
+    assert scripted.next().request == pb.ModelConfigRequest(name="a/b c")
 
 
 def test_members_that_are_null_count_as_absent(scripted: Scripted, port: int) -> None:
