@@ -131,7 +131,7 @@ class Calls:
             reservation.add(len(message))
             messages.append(message)
             if reservation.size > most or len(messages) > Limits.max_sequences:
-                limit = f"the limit is {Limits.max_sequences} messages of {most} bytes in all"
+                limit = f"the limit is {Limits.max_sequences} messages, of {most} bytes in all"
                 raise LimitExceededError("message", f"is number {len(messages)} of the stream; {limit}")
             self._admission.start_idle_timeout(call)
             message = await call.message()

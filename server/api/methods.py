@@ -35,9 +35,7 @@ from attention_serving.server.security.peers import ACCESS_CHECK, SEPARATOR
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
-SERVICES = tuple(
-    service.full_name for service in (attention.SERVICE, open_inference.SERVICE, *tei.SERVICES)
-)
+SERVICES = tuple(service.full_name for service in (attention.SERVICE, open_inference.SERVICE, *tei.SERVICES))
 HEALTH: str = health.SERVICE_NAME
 REFLECTION: str = reflection.SERVICE_NAME
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -53,6 +51,7 @@ def all_methods(
     memory: SharedMemory,
     *,
     authenticate: Callable[[Call, Method], None],
+    max_calls: int = 0,
 ) -> Mapping[str, Method]:
     """Each method by its full name.
 
@@ -63,11 +62,12 @@ def all_methods(
         control: Loads and unloads models on request.
         memory: The regions of shared memory.
         authenticate: Checks who calls, and the right for a method: `AdmissionControl.authenticate`.
+        max_calls: Most calls of inference at a time.
     """
     typed = attention.methods(engine, threads)
     methods = {
         **typed,
-        **tei.methods(engine, threads, typed),
+        **tei.methods(engine, threads, typed, max_calls),
         **open_inference.Handlers(engine, health.is_serving, control, memory).methods(threads),
         **control_methods(
             health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check

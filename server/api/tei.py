@@ -13,13 +13,24 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from attention_serving.protos.tei.v1 import tei_pb2 as tei
+from attention_serving.server import VERSION
 from attention_serving.server.api import schemas, text_bodies
-from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import LARGE_BYTES, Method, parse
+from attention_serving.server.api.codec_threads import THREADS, CodecThreads
+from attention_serving.server.api.method import (
+    LARGE_BYTES,
+    CallKind,
+    Method,
+    control_methods,
+    default_model,
+    find_model,
+    parse,
+)
 from attention_serving.server.api.text_bodies import TextBody
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.limits import UNLIMITED
+from attention_serving.server.engine.requests.validation import text_limits
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -27,6 +38,11 @@ T = TypeVar("T")
 SERVICES = tuple(tei.DESCRIPTOR.services_by_name.values())
 # The key of metadata that names the model of a request.
 MODEL_ID = "model-id"
+KINDS: dict[tuple[bool, bool], CallKind] = {(True, True): "ordered stream", (True, False): "client stream"}
+KINDS[False, False] = "unary"
+# By precision of a model, and by number of labels up to 2, as TEI calls them.
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+MODEL_TYPES = tei.MODEL_TYPE_EMBEDDING, tei.MODEL_TYPE_RERANKER, tei.MODEL_TYPE_CLASSIFIER
 # By the name of a method, without "Stream": the body with the same members, and what makes the reply of its
 # answer. Tokens and scores have the members of messages.
 FORMS: Mapping[str, tuple[type[TextBody], Callable[[Any], Any]]] = {
@@ -72,12 +88,12 @@ class Translated:
     def _decode(self, messages: Sequence[bytes], call: Call) -> tuple[TextBody, Any, bytes]:
         """The request as a body and as one of attention.v1, and the latter serialized."""
         members, *others = (schemas.to_json(parse(self._parse_message, message)) for message in messages)
-        if text := members.pop("text", None):  # of a stream, whose requests are those of one
-            members["texts"] = [text, *(other["text"] for other in others)]
+        if "text" in members:  # of a stream, whose requests are those of one
+            members["texts"] = [members.pop("text"), *(other["text"] for other in others)]
             if {other["query"] for other in others} - {members["query"]}:
                 raise InvalidRequestError("query", "is not the same in all requests of the stream")
         body = schemas.check(members, self._body)
-        body.model = str(dict(call.metadata).get(MODEL_ID, ""))
+        body.model = _model_id(call)
         question = body.message(self._engine.limits.max_input_bytes)
         return body, question, question.SerializeToString()
 
@@ -94,25 +110,48 @@ class Translated:
         return bytes(document.SerializeToString())
 
 
-def methods(engine: Engine, threads: CodecThreads, targets: Mapping[str, Method]) -> dict[str, Method]:
+def methods(
+    engine: Engine, threads: CodecThreads, targets: Mapping[str, Method], max_calls: int
+) -> dict[str, Method]:
     """Each method by its full name.
 
     Args:
-        engine: Has the limits and the memory of requests.
+        engine: Has the models, the limits and the memory of requests.
         threads: Translate what is large.
         targets: The methods of attention.v1.
+        max_calls: Most calls of inference at a time.
     """
+    repository, limits = engine.repository, engine.limits
+
+    def info(_request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
+        name = _model_id(call) or default_model(repository, call, "encoder", "classifier")
+        model = find_model(repository.ready, call, Right.READ, name, "")
+        labels = () if model.classifier is None else model.classifier.labels
+        if not (model.encoder or labels):
+            raise InvalidRequestError(MODEL_ID, f"{model.name!r} is not a text encoder or classifier")
+        model_type, dtype = MODEL_TYPES[min(len(labels), 2)], DTYPES[model.manifest.precision]
+        reply = tei.InfoResponse(version=VERSION, model_id=model.name, model_sha=model.digest)
+        reply.model_dtype, reply.model_type, reply.max_concurrent_requests = dtype, model_type, max_calls
+        reply.max_input_length = text_limits(model, limits).text_tokens
+        reply.max_batch_tokens = 0 if limits.max_batch_rows == UNLIMITED else limits.max_batch_rows
+        reply.max_batch_requests, reply.max_client_batch_size = (
+            limits.max_batch_sequences,
+            limits.max_sequences,
+        )
+        reply.tokenization_workers = THREADS
+        return reply
+
     options: dict[str, Any] = {"is_inference": True, "right": Right.INFER, "budget": engine.budget}
     rpcs = [rpc for service in SERVICES for rpc in service.methods if rpc.name != "Info"]
-    return {
+    return control_methods(SERVICES[0], Right.READ, Info=info) | {
         f"/{rpc.containing_service.full_name}/{rpc.name}": Method(
-            kind="unary"
-            if not rpc.client_streaming
-            else "ordered stream"
-            if rpc.server_streaming
-            else "client stream",
+            kind=KINDS[rpc.client_streaming, rpc.server_streaming],
             handle=Translated(rpc, engine, threads, targets).handle,
             **options,
         )
         for rpc in rpcs
     }
+
+
+def _model_id(call: Call) -> str:
+    return str(dict(call.metadata).get(MODEL_ID, ""))

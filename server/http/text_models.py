@@ -8,19 +8,7 @@ from typing import Any
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.tei.v1 import tei_pb2 as tei
 from attention_serving.server import NAME
-from attention_serving.server.api import schemas
-from attention_serving.server.api.text_bodies import (
-    EMPTY,
-    INPUT,
-    REFUSED,
-    ClassifyRequest,
-    CohereEmbedRequest,
-    EmbedRequest,
-    RerankRequest,
-    SimilarityRequest,
-    TextBody,
-    rerank_body,
-)
+from attention_serving.server.api import schemas, text_bodies
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.http.connection import HttpError, HttpRequest, Reply, run
 from attention_serving.server.http.infer import INFER, SERVICE
@@ -30,16 +18,12 @@ LIST_MODELS, INFO = f"/{SERVICE}/ListModels", "/tei.v1.Info/Info"
 MODEL_HEADER = "model-id"
 # A header of replies: the digest of the model, which their forms have no member for.
 DIGEST_HEADER = "x-model-digest"
-# Paths whose errors have the form of TEI, or that of Cohere in addition, with the name of their texts; and where
-# they have OpenAI's form, as under /v1.
-TEI_TEXTS = {"/embed": "inputs", "/embed_all": "inputs", "/embed_sparse": "inputs", "/similarity": "inputs"}
-TEI_TEXTS |= {"/predict": "inputs", "/classify": "inputs", "/tokenize": "inputs", "/decode": "ids"}
-TEI_TEXTS |= {"/rerank": "texts", "/": "inputs", "/invocations": "inputs", "/info": INPUT}
-COHERE_TEXTS = {"/v1/embed": "texts", "/v2/embed": "texts"}
-COHERE_TEXTS |= dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "documents")
+# Paths of Cohere, with the name of their texts, and others whose errors have OpenAI's form, as under /v1.
+COHERE_TEXTS = {"/v1/embed": "texts", "/v2/embed": "texts", "/rerank": "texts"}
+COHERE_TEXTS |= {"/v1/rerank": "documents", "/v2/rerank": "documents"}
 OPENAI_PATHS = {"/embeddings", "/models", "/v2/embed", "/v2/rerank"}
 # What messages of errors begin with that are about texts.
-TEXTS = re.compile(r"^(text|token_ids|input)(?=[:[])")
+TEXTS = re.compile(r"^(text|token_ids|input)(?=[:[.])")
 # What TEI calls the errors of a status; others are those of Validation.
 ERROR_TYPES = {429: "Overloaded", 500: "Backend", 501: "Backend", 503: "Unhealthy", 504: "Backend"}
 NO_IDS = (
@@ -47,15 +31,18 @@ NO_IDS = (
     " embeddings; send texts. In LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False"
 )
 CODES = {404: "model_not_found", 401: "invalid_api_key", 429: "rate_limit_exceeded"}
-MEMBERS = {*CohereEmbedRequest.model_fields, *RerankRequest.model_fields, *REFUSED, "texts"}
+MEMBERS = {*text_bodies.CohereEmbedRequest.model_fields, *text_bodies.RerankRequest.model_fields, "texts"}
+MEMBERS |= text_bodies.REFUSED.keys()
 
 
-async def answer(choose: Callable[[dict[str, Any]], type[TextBody]], request: HttpRequest) -> Reply:
+async def answer(
+    choose: Callable[[dict[str, Any]], type[text_bodies.TextBody]], request: HttpRequest
+) -> Reply:
     """Answers a request whose members decide of which type its body is."""
     data = await request.read(INFER)
     request.take_place()
 
-    def decode(data: bytearray) -> tuple[TextBody, list[bytes]]:
+    def decode(data: bytearray) -> tuple[text_bodies.TextBody, list[bytes]]:
         members = schemas.load(data)
         body = schemas.check(members, choose(members if isinstance(members, dict) else {}))
         body.model = request.headers.get(MODEL_HEADER, body.model)
@@ -63,7 +50,7 @@ async def answer(choose: Callable[[dict[str, Any]], type[TextBody]], request: Ht
         message = body.message(settings.max_message_bytes)
         has_ids = isinstance(message, pb.AttendRequest) and message.HasField("token_ids")
         if settings.refuse_token_ids and has_ids:
-            raise InvalidRequestError(INPUT, NO_IDS)
+            raise InvalidRequestError(text_bodies.INPUT, NO_IDS)
         return body, list(body.serialize(message))
 
     body, messages = await request.decode_body(data, len(data), decode)
@@ -87,12 +74,12 @@ async def answer_any(request: HttpRequest) -> Reply:
     """Answers a request without a path of its own, by the form of its body and by what the model computes."""
     is_encoder = (await _info(request)).model_type == tei.MODEL_TYPE_EMBEDDING
 
-    def choose(members: dict[str, Any]) -> type[TextBody]:
+    def choose(members: dict[str, Any]) -> type[text_bodies.TextBody]:
         if {"texts", "documents"} & members.keys():
-            return rerank_body(members)
+            return text_bodies.rerank_body(members)
         if isinstance(members.get("inputs"), dict):
-            return SimilarityRequest
-        return EmbedRequest if is_encoder else ClassifyRequest
+            return text_bodies.SimilarityRequest
+        return text_bodies.EmbedRequest if is_encoder else text_bodies.ClassifyRequest
 
     return await answer(choose, request)
 
@@ -141,15 +128,15 @@ def _encoder(name: str) -> dict[str, Any]:
 
 
 def error_json(error: HttpError, path: str) -> dict[str, Any]:
-    """An error as clients of a path read it: an object as OpenAI's API has it, or a text."""
+    """An error as clients of a path read it: an object as OpenAI's API has it, or a text, as those of TEI."""
     is_openai = f"{path}/".startswith("/v1/") or path in OPENAI_PATHS
-    if not is_openai and path not in TEI_TEXTS:
+    if path.startswith("/v2") and not is_openai:
         return {"error": error.message}
-    message = TEXTS.sub((COHERE_TEXTS | TEI_TEXTS).get(path, INPUT), error.message)
+    message = TEXTS.sub(COHERE_TEXTS.get(path, "input" if is_openai else "inputs"), error.message)
     document = {"error": _openai_error(error.status, message) if is_openai else message}
-    if path in TEI_TEXTS:
+    if not is_openai:
         error_type = ERROR_TYPES.get(error.status, "Validation")
-        document["error_type"] = "Empty" if message.endswith(EMPTY) else error_type
+        document["error_type"] = "Empty" if message.endswith(text_bodies.EMPTY) else error_type
     return document | ({"message": message} if path in COHERE_TEXTS else {})
 
 

@@ -137,9 +137,15 @@ class GrpcServer:
         """
         self._engine = engine
         admission = AdmissionControl(self._settings, engine.check_deadline, self.guard)
-        memory, authenticate = SharedMemory(is_on=self._settings.allow_shared_memory), admission.authenticate
+        memory = SharedMemory(is_on=self._settings.allow_shared_memory)
         methods = all_methods(
-            engine, self._codec_threads, self._health, control, memory, authenticate=authenticate
+            engine,
+            self._codec_threads,
+            self._health,
+            control,
+            memory,
+            authenticate=admission.authenticate,
+            max_calls=self._settings.max_concurrent_calls,
         )
         self._calls = calls = Calls(methods, self._events, admission, recorder=self._recorder)
         # First: health checks that have waited for the start are answered at once.
