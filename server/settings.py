@@ -154,8 +154,8 @@ class Network(Section):
     http_explore: bool = False
     """Serve a page at /explore of the HTTP port that draws the attention weights of texts."""
     refuse_token_ids: bool = False
-    """Refuse token ids in requests for embeddings over HTTP: clients such as LangChain's send those of OpenAI's
-    tokenizer, which give wrong embeddings."""
+    """Refuse token ids in requests for embeddings over HTTP: clients such as LangChain's send those of
+    OpenAI's tokenizer, which give wrong embeddings."""
     max_message_bytes: Annotated[ByteSize, Field(ge=MIB, le=2047 * MIB)] = ByteSize(64 * MIB)
     """Maximum size of one message, sent or received, 1MiB to 2047MiB."""
     max_concurrent_calls: PositiveInt = 256

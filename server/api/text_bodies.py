@@ -328,9 +328,14 @@ class RerankRequest(TextBody):
 
     `documents` are texts, or objects with a text as the member `text`. `truncate` says whether pairs with too
     many tokens are cut. Scores are those of the model with its activation, or without it if `raw_scores`.
+
+    Attributes:
+        has_objects: Whether documents of the answer are objects with a text.
     """
 
     synonyms: ClassVar = {"texts": "documents", "return_text": "return_documents", "top_k": "top_n"}
+
+    has_objects: ClassVar = True
 
     query: str
     documents: list[Document]
@@ -360,10 +365,18 @@ class RerankRequest(TextBody):
         """The documents by their relevance to the query."""
         results = list[dict[str, Any]]()
         for at, score in self.ranks(replies[0], memory):
-            text = {"document": {"text": self.documents[at]}} if self.return_documents else {}
-            results.append({"index": at, "relevance_score": score, **text})
-        document = {"model": self.model, "results": results}
-        return _with_usage(_of_cohere(replies[0]) | document, replies[0])
+            text = self.documents[at]
+            document = {"document": {"text": text} if self.has_objects else text}
+            results.append(
+                {"index": at, "relevance_score": score} | (document if self.return_documents else {})
+            )
+        return _with_usage(_of_cohere(replies[0]) | {"model": self.model, "results": results}, replies[0])
+
+
+class InfinityRerankRequest(RerankRequest):
+    """As infinity's API has it: documents of the answer are texts."""
+
+    has_objects: ClassVar = False
 
 
 class RankRequest(RerankRequest):
@@ -465,8 +478,8 @@ class DecodeRequest(TextBody):
 
 
 def rerank_body(members: dict[str, Any]) -> type[TextBody]:
-    """The form of a request to /rerank: TEI's, or Cohere's and Jina's."""
-    return RankRequest if "texts" in members else RerankRequest
+    """The form of a request to /rerank: TEI's, or infinity's."""
+    return RankRequest if "texts" in members else InfinityRerankRequest
 
 
 def _is_tokens(item: Any) -> bool:

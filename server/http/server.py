@@ -9,12 +9,14 @@ import math
 import os
 import re
 import socket
+import ssl
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -30,7 +32,13 @@ from attention_serving.server.api.errors import UNEXPECTED
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import text_models
 from attention_serving.server.http.backend import Backend
-from attention_serving.server.http.connection import Connection, HttpError, HttpRequest, Reply
+from attention_serving.server.http.connection import (
+    TIMEOUT_SECONDS,
+    Connection,
+    HttpError,
+    HttpRequest,
+    Reply,
+)
 from attention_serving.server.http.routes import PARAMETER, ROUTES, Handler, describe
 from attention_serving.server.observe import logs
 from attention_serving.server.security.tls import renewing_context, watch
@@ -99,6 +107,7 @@ class HttpServer:
             for path in route.paths:
                 table[path][route.http_method] = route.handle
         table["/openapi.json"]["GET"] = _openapi
+        table["/metrics"]["GET"] = _metrics
         table["/docs"]["GET"] = partial(_page, DOCS.read_bytes())
         if settings.http_explore:
             table["/explore"]["GET"] = partial(_page, EXPLORER.read_bytes())
@@ -220,6 +229,27 @@ def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
 
 async def _openapi(_request: HttpRequest) -> Reply:
     return Reply.of_json(describe())
+
+
+async def _metrics(request: HttpRequest) -> Reply:
+    """The metrics of the metrics port, which decides who may read them."""
+    settings, tls = request.backend.settings, None
+    if settings.tls_files is not None:
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # it is this server's
+
+    def read() -> Reply:
+        kind = HTTPConnection if tls is None else partial(HTTPSConnection, context=tls)
+        with closing(kind(settings.host, settings.metrics_port, timeout=TIMEOUT_SECONDS)) as connection:
+            token = request.headers.get("authorization")
+            connection.request("GET", "/metrics", headers={"authorization": token} if token else {})
+            answer = connection.getresponse()
+            return Reply([answer.read()], answer.status, {"content-type": answer.headers["content-type"]})
+
+    try:
+        return await asyncio.to_thread(read)
+    except OSError as error:
+        raise HttpError(503, f"the metrics port does not answer: {error}") from None
 
 
 async def _page(content: bytes, _request: HttpRequest) -> Reply:

@@ -118,7 +118,10 @@ def test_scores(served: tuple[Any, int]) -> None:
     assert [(rank.index, rank.HasField("text")) for rank in streamed.ranks] == [(at, False) for at in ORDER]
     body = {"query": QUERY, "documents": DOCUMENTS, "model": RERANKER}
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        close([each["relevance_score"] for each in ask(port, path, body).json["results"]], SCORES[ORDER])
+        found = ask(port, path, body | {"return_documents": True}).json["results"]
+        close([each["relevance_score"] for each in found], SCORES[ORDER])
+        best = DOCUMENTS[ORDER[0]]
+        assert found[0]["document"] == (best if path == "/rerank" else {"text": best})
     for name, inputs in (("Predict", "eat"), ("PredictPair", ["eat", "a"])):
         texts = inputs if isinstance(inputs, str) else tuple(inputs)
         wanted = dict(zip(LABELS[CLASSIFIER], expected(CLASSIFIER, texts)[0], strict=True))
