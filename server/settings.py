@@ -60,18 +60,18 @@ def read_aliases(value: Any) -> Any:
     Raises:
         ValueError: An alias is invalid, occurs twice, or is that of an alias; or a model has no valid name.
     """
-    aliases = value
-    if isinstance(value, str):
-        pairs = [pair.strip().partition("=") for pair in value.split(",") if pair.strip()]
-        aliases = {alias: model for alias, _, model in pairs}
-        if len(aliases) < len(pairs):
-            raise ValueError("an alias occurs twice")
-    for alias, model in aliases.items() if isinstance(aliases, dict) else ():
-        check_aliases([alias], model)
-        if not (isinstance(model, str) and is_model_name(model)) or model in aliases:
-            rule = f"the name of the model must match {NAME_PATTERN}, and not be an alias too"
-            raise ValueError(f"{alias}={model}: {rule}")
-    return aliases
+    if not isinstance(value, str | dict):
+        return value
+    pairs = (
+        [*value.items()]
+        if isinstance(value, dict)
+        else [pair.strip().partition("=")[::2] for pair in value.split(",") if pair.strip()]
+    )
+    for alias, model in pairs:
+        check_aliases([name for name, _ in pairs], model)
+        if not is_model_name(str(model)):
+            raise ValueError(f"{alias}={model}: the name of the model must match {NAME_PATTERN}")
+    return dict(pairs)
 
 
 class Section(BaseModel):

@@ -36,6 +36,7 @@ N = TypeVar("N", bound=Model | IndexEntry)
 # How many requests and replies a call has: one and one; one reply for each request, in the order of the
 # requests; one request and any number of replies.
 CallKind: TypeAlias = Literal["unary", "ordered stream", "server stream"]
+ModelKind: TypeAlias = Literal["encoder", "classifier"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -163,7 +164,7 @@ def find_model(find: Callable[[str, str, Permit], M], call: Call, right: Right, 
         raise ModelNotFoundError(message, field=error.field) from None
 
 
-def default_model(repository: Repository, call: Call, *kinds: Literal["encoder", "classifier"]) -> str:
+def default_model(repository: Repository, call: Call, *kinds: ModelKind) -> str:
     """The name of the model of a request for texts that names none.
 
     That is the server's default model, unless it is of another kind or the caller may not use it; otherwise

@@ -17,6 +17,7 @@ from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import InferenceMethod
 from attention_serving.server.api.method import (
     Method,
+    ModelKind,
     control_method,
     control_methods,
     default_model,
@@ -154,7 +155,13 @@ class AttendStream(Attend):
 
 
 class ModelMethod(ABC):
-    """A method that works with one model on the codec threads, and may need a run of it."""
+    """A method that works with one model on the codec threads, and may need a run of it.
+
+    Attributes:
+        kinds: The kinds of models that may answer a request without the name of one: see `default_model`.
+    """
+
+    kinds: ClassVar[tuple[ModelKind, ...]] = ()
 
     def __init__(
         self, engine: Engine, threads: CodecThreads, message_type: Any, paths: Iterable[str]
@@ -172,8 +179,8 @@ class ModelMethod(ABC):
     def _work(self, message: bytes, call: Call, reservation: Reservation) -> Any:
         parsed, repository = parse(self._parse_message, message), self._engine.repository
         name = parsed.message.model_name
-        if not name and isinstance(self, TokenMethod):
-            name = default_model(repository, call, "encoder", "classifier")
+        if self.kinds and not name:
+            name = default_model(repository, call, *self.kinds)
         model = find_model(repository.ready, call, Right.INFER, name, parsed.message.model_version)
         try:
             return self._answer(parsed, model, call, reservation)
@@ -241,30 +248,24 @@ class PutContext(ModelMethod):
         return PreparedContext(model, new, partial(join_tensors, parent, positions), request)
 
 
-class TokenMethod(ModelMethod):
-    """A method that needs the tokenizer of a model, and no run."""
+class Tokens(ModelMethod):
+    """Turns texts into token ids, or token ids into texts, without a run of the model."""
 
-    # The field with the texts or ids.
-    field: ClassVar[str]
-
-    def _encode(self, reply: Any, model: LoadedModel) -> bytes:
-        reply.model_name, reply.model_version = model.name, model.version
-        self._check_size(reply.ByteSize())
-        return bytes(reply.SerializeToString())
-
-    def _check_size(self, size: int) -> None:
-        if size > (limit := self._engine.limits.max_result_bytes):
-            raise LimitExceededError(
-                self.field, f"the response would have {size} bytes; the limit is {limit}"
-            )
-
-
-class Tokenize(TokenMethod):
-    """Turns texts into token ids."""
-
-    field = TEXT
+    kinds = ("encoder", "classifier")
 
     def _answer(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> bytes:
+        is_text = isinstance(parsed.message, pb.TokenizeRequest)
+        work = self._tokenize if is_text else self._detokenize
+        reply = work(parsed, model, call, reservation)
+        reply.model_name, reply.model_version = model.name, model.version
+        self._check_size(TEXT if is_text else TOKEN_IDS, reply.ByteSize())
+        return bytes(reply.SerializeToString())
+
+    def _check_size(self, field: str, size: int) -> None:
+        if size > (limit := self._engine.limits.max_result_bytes):
+            raise LimitExceededError(field, f"the response would have {size} bytes; the limit is {limit}")
+
+    def _tokenize(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
         text, limits = parsed.message.text, self._engine.limits
         texts, pairs = (tuple(parsed.contents(TEXT, name)) for name in ("texts", "pairs"))
         if not texts:
@@ -282,32 +283,25 @@ class Tokenize(TokenMethod):
         encoded = encode_texts(decoded, model, limits, reservation, bounds, ENCODED_BYTES, **flags)
         reservation.add(TOKEN_BYTES * len(encoded.ids.rows))
         ids, lengths = encoded.ids.rows.tolist(), encoded.ids.lengths
-        reply = pb.TokenizeResponse(
-            token_ids=pb.TokenSequences(ids=ids, lengths=lengths),
-            tokens=model.text_tokenizer.texts_of(ids),
-            special=map(bool, encoded.special),
-            truncated=encoded.truncated,
-        )
+        reply = pb.TokenizeResponse(tokens=model.text_tokenizer.texts_of(ids), truncated=encoded.truncated)
+        reply.token_ids.MergeFrom(pb.TokenSequences(ids=ids, lengths=lengths))
+        reply.special.extend(map(bool, encoded.special))
         if encoded.offsets is not None:
             starts, ends = encoded.offsets.rows.T.tolist()
             reply.token_offsets.MergeFrom(pb.Spans(lengths=lengths, starts=starts, ends=ends))
-        return self._encode(reply, model)
+        return reply
 
-
-class Detokenize(TokenMethod):
-    """Turns token ids into texts."""
-
-    field = TOKEN_IDS
-
-    def _answer(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> bytes:
+    def _detokenize(
+        self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation
+    ) -> Any:
         ids = requests.decode_token_ids(parsed, Allowance(self._engine.limits, reservation))
         if not ids.lengths or 0 in ids.lengths:
             raise InvalidRequestError(TOKEN_IDS, "has an empty sequence, or none; each needs at least one id")
-        self._check_size(size := model.text_tokenizer.text_bytes(ids.rows))
+        self._check_size(TOKEN_IDS, size := model.text_tokenizer.text_bytes(ids.rows))
         reservation.add(TOKEN_BYTES * max(ids.lengths) + 2 * size)
         keeps_special = parsed.message.keep_special_tokens
         texts = model.text_tokenizer.decode(ids, call.deadline, keeps_special=keeps_special)
-        return self._encode(pb.DetokenizeResponse(texts=texts), model)
+        return pb.DetokenizeResponse(texts=texts)
 
 
 def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
@@ -343,8 +337,8 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
     on_models = {
         "PutContext": PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse),
         "AppendContext": PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse),
-        "Tokenize": Tokenize(engine, threads, pb.TokenizeRequest, requests.PATHS_OF_TEXTS),
-        "Detokenize": Detokenize(engine, threads, pb.DetokenizeRequest, requests.PATHS_OF_IDS),
+        "Tokenize": Tokens(engine, threads, pb.TokenizeRequest, requests.PATHS_OF_TEXTS),
+        "Detokenize": Tokens(engine, threads, pb.DetokenizeRequest, requests.PATHS_OF_IDS),
     }
     return {
         f"/{SERVICE.full_name}/Attend": Attend(engine, threads).method(),

@@ -341,21 +341,17 @@ class AttentionClient(Connection):
         *,
         prompt: str | None = None,
         input_kind: InputKind | None = None,
-        truncate: bool = False,
-        truncation_side: Side | None = None,
         omit_special_tokens: bool = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> Any:
-        """Turns texts into tokens with the tokenizer of a model.
+        """Turns texts, which may be longer than a model takes, into tokens with its tokenizer.
 
         Args:
             model: Name of the model.
             texts: One text, or a list of texts.
             prompt: As in `embed`.
             input_kind: As in `embed`.
-            truncate: Whether texts are cut to the tokens that the model takes.
-            truncation_side: As in `embed`.
             omit_special_tokens: Whether to leave out the special tokens that the model adds to each text.
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
@@ -367,14 +363,9 @@ class AttentionClient(Connection):
             InvalidArgumentError: An argument has a wrong type or value, or the server refuses it.
             AttentionClientError: The call failed for another reason.
         """
+        text_options = {"prompt": prompt, "input_kind": input_kind}
         request, decode = encode_tokenize(
-            self._options(model, version),
-            texts,
-            omit_special_tokens=omit_special_tokens,
-            prompt=prompt,
-            input_kind=input_kind,
-            truncate=truncate,
-            truncation_side=truncation_side,
+            self._options(model, version), texts, omits_special=omit_special_tokens, **text_options
         )
         return self._run(self._ask("Tokenize", request, decode, timeout))
 

@@ -185,7 +185,7 @@ def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> Encode
 
 
 def encode_tokenize(
-    options: RequestOptions, inputs: str | Texts, *, omit_special_tokens: bool, **text_options: Any
+    options: RequestOptions, inputs: str | Texts, *, omits_special: bool, **text_options: Any
 ) -> tuple[pb.TokenizeRequest, Callable[[pb.TokenizeResponse], Any]]:
     """The request for the tokens of one text or of several, and what decodes its response.
 
@@ -194,7 +194,7 @@ def encode_tokenize(
     """
     form, strings = texts("texts", inputs)
     request = pb.TokenizeRequest(model_name=options.model, model_version=options.version)
-    request.omit_special_tokens = omit_special_tokens
+    request.omit_special_tokens = omits_special
     fill_texts("texts", request.text.texts, strings)
     fill_text_options(request.text, **text_options)
 
