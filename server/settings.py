@@ -60,19 +60,18 @@ def read_aliases(value: Any) -> Any:
     Raises:
         ValueError: An alias is invalid, occurs twice, or is that of an alias; or a model has no valid name.
     """
-    aliases = value
-    if isinstance(value, str):
-        pairs = [pair.strip().partition("=") for pair in value.split(",") if pair.strip()]
-        aliases = {alias: model for alias, _, model in pairs}
-        if len(aliases) < len(pairs):
-            raise ValueError("an alias occurs twice")
-    for alias, model in aliases.items() if isinstance(aliases, dict) else ():
-        if not (isinstance(model, str) and is_model_name(model)):
+    if not isinstance(value, str | dict):
+        return value
+    pairs = (
+        [*value.items()]
+        if isinstance(value, dict)
+        else [pair.strip().partition("=")[::2] for pair in value.split(",") if pair.strip()]
+    )
+    for alias, model in pairs:
+        check_aliases([name for name, _ in pairs], model)
+        if not is_model_name(str(model)):
             raise ValueError(f"{alias}={model}: the name of the model must match {NAME_PATTERN}")
-        check_aliases([alias], model)
-        if model in aliases:
-            raise ValueError(f"{alias}={model}: {model} is an alias; name its model instead")
-    return aliases
+    return dict(pairs)
 
 
 class Section(BaseModel):
@@ -106,9 +105,8 @@ class Models(Section):
     """Models to load at startup with model_control explicit: names separated by commas, or * for all. Those
     that were loaded when the last server of the repository stopped are added."""
     alias: Annotated[dict[str, str], BeforeValidator(read_aliases)] = Field(default_factory=dict)
-    """Further names of models, as NAME=MODEL; NAME may contain slashes, such as BAAI/bge-small-en-v1.5. Can
-    be repeated; several are separated by commas, and are a table in a TOML file. They take precedence over
-    the aliases that artifacts state, and a model's own name takes precedence over all aliases."""
+    """Further names of models, as NAME=MODEL, separated by commas, or as a table in a TOML file; can be
+    repeated. They take precedence over the aliases of artifacts, and a model's own name over both."""
     model_id: str = ""
     """Name or alias of the model that requests for texts use if they name none, and if it is of the kind that
     they need. Otherwise they use the only model of that kind that the caller may use."""

@@ -21,7 +21,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.models.control import IndexEntry
-from attention_serving.server.engine.models.repository import Model, Repository
+from attention_serving.server.engine.models.repository import Model, Permit, Repository
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -36,6 +36,7 @@ N = TypeVar("N", bound=Model | IndexEntry)
 # How many requests and replies a call has: one and one; one reply for each request, in the order of the
 # requests; one request and any number of replies; any number of requests and one reply to all.
 CallKind: TypeAlias = Literal["unary", "ordered stream", "server stream", "client stream"]
+ModelKind: TypeAlias = Literal["encoder", "classifier"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -138,9 +139,7 @@ def require_right(call: Call, right: Right, model: str, sent_name: str) -> None:
         call.identity.require_model(right, model, sent_name)
 
 
-def find_model(
-    find: Callable[[str, str, Callable[[str], None]], M], call: Call, right: Right, name: str, version: str
-) -> M:
+def find_model(find: Callable[[str, str, Permit], M], call: Call, right: Right, name: str, version: str) -> M:
     """The model that a request names, if the caller has a right for it.
 
     Errors do not tell the names of models that the caller may not read.
@@ -166,7 +165,7 @@ def find_model(
         raise ModelNotFoundError(message, field=error.field) from None
 
 
-def default_model(repository: Repository, call: Call, *kinds: Literal["encoder", "classifier"]) -> str:
+def default_model(repository: Repository, call: Call, *kinds: ModelKind) -> str:
     """The name of the model of a request for texts that names none.
 
     That is the server's default model, unless it is of another kind or the caller may not use it; otherwise
@@ -177,8 +176,8 @@ def default_model(repository: Repository, call: Call, *kinds: Literal["encoder",
     """
     models = [*filter_permitted(repository.loaded_models, call, Right.INFER)]
     default = repository.resolve(repository.default_name)
-    others = {model.name for model in models if not any(getattr(model, kind) for kind in kinds)}
-    if default and default not in others and has_right(call, Right.INFER, default):
+    is_of_kind = [any(getattr(model, kind) for kind in kinds) for model in models if model.name == default]
+    if default and all(is_of_kind) and has_right(call, Right.INFER, default):
         return default
     for kind in kinds:
         if len(names := {model.name for model in models if getattr(model, kind)}) == 1:

@@ -106,7 +106,12 @@ def test_a_long_pair_is_refused_or_cut_as_the_library_cuts_it(client: AttentionC
 def test_the_model_describes_its_labels_and_counts_tokens(client: AttentionClient) -> None:
     model, reranker = client.model(CLASSIFIER), client.model(RERANKER)
     assert model.text_classifier is not None
-    assert (model.text_classifier.labels, model.text_classifier.truncates) == (LABELS[CLASSIFIER], True)
+    classifier = model.text_classifier
+    assert (classifier.labels, classifier.truncates, classifier.truncation_side) == (
+        LABELS[CLASSIFIER],
+        True,
+        "left",
+    )
     assert (model.text_encoder, model.attention_patterns) == (None, ())
     assert [tensor.optional for tensor in reranker.inputs] == [False, True]
     assert client.attend_text(RERANKER, ["eat", "a"]).token_counts == (5, 3)

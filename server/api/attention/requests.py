@@ -39,6 +39,7 @@ PATHS = (
     "query.lengths", "key.lengths", "value.lengths", "token_ids.lengths", "embedding.spans.lengths",
     "token_ids.ids", "positions", "embedding.spans.starts", "embedding.spans.ends", "inputs.shapes",
 )  # fmt: skip
+PATHS_OF_TEXTS, PATHS_OF_IDS = ("text.texts", "text.pairs"), ("token_ids.ids", "token_ids.lengths")
 CONTEXT_PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
 # The types that models take, and that vectors are sent in, by name.
 ENUM_BY_NAME = {

@@ -29,6 +29,8 @@ class FailedModel:
 
 Model = LoadedModel | FailedModel
 Key = tuple[str, str]
+# Is called with the name of a model, and raises an error if it may not be used.
+Permit = Callable[[str], None]
 
 
 class Repository:
@@ -40,10 +42,7 @@ class Repository:
     """
 
     def __init__(
-        self,
-        models: Iterable[Model] = (),
-        aliases: Mapping[str, str] | None = None,
-        default_name: str = "",
+        self, models: Iterable[Model] = (), aliases: Mapping[str, str] | None = None, default_name: str = ""
     ) -> None:
         """Begins with some models.
 
@@ -108,7 +107,7 @@ class Repository:
             if model.files is not None:
                 model.files.close()
 
-    def find(self, name: str, version: str = "", permit: Callable[[str], None] = lambda _: None) -> Model:
+    def find(self, name: str, version: str = "", permit: Permit = lambda _: None) -> Model:
         """A model in any state: the given version, or the highest one that loaded.
 
         Args:
@@ -134,9 +133,7 @@ class Repository:
             raise ModelNotFoundError(problem, field="model_version")
         return model
 
-    def ready(
-        self, name: str, version: str = "", permit: Callable[[str], None] = lambda _: None
-    ) -> LoadedModel:
+    def ready(self, name: str, version: str = "", permit: Permit = lambda _: None) -> LoadedModel:
         """A loaded model; arguments as for `find`.
 
         Raises:

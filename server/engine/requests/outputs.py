@@ -61,7 +61,7 @@ def check_selection(
         size += decoded.offsets.rows.nbytes
     if decoded.spans is not None:
         encoder, lengths = check_pooling(model), [plan.lengths[0] for plan in plans]
-        check_spans(decoded.spans, lengths, unit="token", noun="sequence")
+        check_spans(decoded.spans, lengths)
         embeddings = len(decoded.spans.rows) - len(lengths)
         size += FLOAT_BYTES * (embeddings * encoder.embedding_width - sum(lengths) * encoder.width)
         # One sequence is pooled at a time, in double precision: see `_linear`.
@@ -135,7 +135,7 @@ def token_spans(spans: Ragged, encoded: EncodedTexts) -> Ragged:
         InvalidRequestError: A span is empty or reversed, ends after its text, or has no tokens.
         LimitExceededError: A span is not within the characters to which its text was cut.
     """
-    check_spans(spans, encoded.ends, encoded.starts, encoded.truncated, unit="character", noun="text")
+    check_spans(spans, encoded.ends, encoded.starts, encoded.truncated)
     if encoded.offsets is None:
         raise ValueError("the texts were encoded without offsets")
     rows, first, token = np.empty_like(spans.rows), 0, 0
@@ -151,29 +151,22 @@ def token_spans(spans: Ragged, encoded: EncodedTexts) -> Ragged:
 
 
 def check_spans(
-    spans: Ragged,
-    ends: Sequence[int],
-    starts: Sequence[int] = (),
-    truncated: Container[int] = (),
-    *,
-    unit: str,
-    noun: str,
+    spans: Ragged, ends: Sequence[int], starts: Sequence[int] = (), truncated: Container[int] = ()
 ) -> None:
     """Checks that every span lies within its sequence.
 
     Args:
         spans: Start and end of each span (n, 2).
         ends: For each sequence, the exclusive upper bound of its spans.
-        starts: For each sequence, the lower bound of its spans; empty for 0.
+        starts: For each text, the lower bound of its spans of characters; empty for spans of tokens.
         truncated: Indices of the sequences that were cut.
-        unit: What the spans count, for errors.
-        noun: What a sequence is, for errors.
 
     Raises:
         InvalidRequestError: A span is empty or reversed, or ends after its sequence, or there are spans for
             more or fewer sequences.
         LimitExceededError: A span is not within that to which its sequence was cut.
     """
+    unit, noun = ("character", "text") if starts else ("token", "sequence")
     if len(spans.lengths) != len(ends):
         raise InvalidRequestError(SPANS, f"are given for {len(spans.lengths)} {noun}s of {len(ends)}")
     begin, stop = spans.rows.T

@@ -171,19 +171,19 @@ class TextTokenizer:
             DeadlineExceededError: The deadline passed before all texts were encoded.
         """
         ids, lengths, truncated, characters, starts, ends = array("q"), [], [], [], list[int](), list[int]()
-        wanted = {"type_ids": types, "special_tokens_mask": special}
-        columns = {name: array("q") for name, is_wanted in wanted.items() if is_wanted}
+        names = ["type_ids"] * types + ["special_tokens_mask"] * special
+        columns = {name: array("q") for name in names}
         for index in range(len(texts)):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
-            name, second_text = f"text {index}", None
-            text = prefix + _decode(name, texts[index], limits.text_bytes)
+            name = f"text {index}"
+            item = [text := prefix + _decode(name, texts[index], limits.text_bytes)]
             if second_texts:
                 name_of_second = f"the second text of pair {index}"
-                second_text = _decode(name_of_second, second_texts[index], limits.text_bytes)
-            added = self._tokenizer.num_special_tokens_to_add(second_text is not None) if adds_special else 0
+                item.append(_decode(name_of_second, second_texts[index], limits.text_bytes))
+            added = self._tokenizer.num_special_tokens_to_add(len(item) > 1) if adds_special else 0
             encoding, second, begin, kept = self._tokens(
-                name, text, second_text, limits.text_tokens, added, cut, offsets=offsets
+                name, item, limits.text_tokens, added, cut, offsets=offsets
             )
             if kept is not None:
                 truncated.append(index)
@@ -213,28 +213,18 @@ class TextTokenizer:
         )
 
     def _tokens(
-        self,
-        name: str,
-        text: str,
-        second_text: str | None,
-        most: int,
-        added: int,
-        side: Side | None,
-        *,
-        offsets: bool,
+        self, name: str, texts: Sequence[str], most: int, added: int, side: Side | None, *, offsets: bool
     ) -> tuple[Encoding, Encoding | None, int, tuple[int, int] | None]:
-        """The tokens of a text and of the second one of a pair, to which special tokens are added later.
+        """The tokens of a text, or of both of a pair, to which some special tokens are added later.
 
         Returns:
-            Both; the character of the first text that its offsets count from; and the first and exclusive
-            last of its characters that stay, None if nothing is cut.
+            Those of both; the character of the first text that its offsets count from; and the first and
+            exclusive last of its characters that stay, None if nothing is cut.
         """
         room = max(0, most - added)
-        encoding, begin = self._part(text, most, room, side, offsets=offsets)
-        second = None
-        if second_text is not None:
-            second, _ = self._part(second_text, most, room, side, offsets=offsets)
-        count = len(encoding) + (0 if second is None else len(second))
+        parts = [self._part(text, most, room, side, offsets=offsets) for text in texts]
+        (encoding, begin), second = parts[0], parts[1][0] if len(parts) > 1 else None
+        count = sum(len(part) for part, _ in parts)
         if count <= room:
             return encoding, second, begin, None
         if side is None:
@@ -248,9 +238,9 @@ class TextTokenizer:
             second.truncate(second_room, direction=side)
         # The characters of the token that is cut off beside those that stay.
         at = kept if side == "right" else len(encoding) - kept - 1
-        start, end = (encoding.token_to_chars(at) if offsets else None) or (len(text), 0)
+        start, end = (encoding.token_to_chars(at) if offsets else None) or (len(texts[0]), 0)
         encoding.truncate(kept, direction=side)
-        return encoding, second, begin, (0, start) if side == "right" else (begin + end, len(text))
+        return encoding, second, begin, (0, start) if side == "right" else (begin + end, len(texts[0]))
 
     def _part(
         self, text: str, most: int, room: int, side: Side | None, *, offsets: bool

@@ -25,15 +25,9 @@ from attention_serving.server.engine.types import Array, DecodedRequest, Mask, M
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
 PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return_offsets"
-# The names of prompts by kind of input, the best one first, as `encode_query` and `encode_document` of
-# sentence-transformers look for them.
-INPUT_KIND = "input_kind"
-PROMPTS_BY_KIND = {
-    "query": ("query",),
-    "document": ("document", "passage", "corpus"),
-    "classification": ("classification",),
-    "clustering": ("clustering",),
-}
+# By kind of input, the names of its prompts if it is not the name of the kind, in the order in which
+# `encode_document` of sentence-transformers looks for them.
+INPUT_KIND, PROMPT_NAMES = "input_kind", {"document": ("document", "passage", "corpus")}
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
@@ -190,7 +184,8 @@ def _prompt(decoded: DecodedRequest, model: LoadedModel) -> str:
         if decoded.prompt is not None:
             raise InvalidRequestError(INPUT_KIND, "cannot be combined with prompt; send one of them")
         names = {prompt.lower(): prompt for prompt in prompts} | {prompt: prompt for prompt in prompts}
-        name = next((names[kind] for kind in PROMPTS_BY_KIND[decoded.input_kind] if kind in names), default)
+        kinds = PROMPT_NAMES.get(decoded.input_kind, (decoded.input_kind,))
+        name = next((names[kind] for kind in kinds if kind in names), default)
     if name and name not in prompts:
         advice = f"must be one of {', '.join(prompts)}" if prompts else f"model {model.name!r} has no prompts"
         raise InvalidRequestError(PROMPT, f"is {name[:100]!r}; {advice}")

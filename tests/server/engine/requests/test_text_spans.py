@@ -105,7 +105,9 @@ def test_tokens_of_a_span_share_a_character_with_it(data: st.DataObject, steps: 
         offsets.append([(0, 0), *bounds, (0, 0)])
         ends.append(sum(own) + 1)
         spans.append(data.draw(ranges(ends[-1])))
-    encoded = EncodedTexts(Ragged(np.empty(0), ()), (), ragged(offsets, np.uint32), tuple(ends))
+    encoded = EncodedTexts(
+        Ragged(np.empty(0), ()), (), ragged(offsets, np.uint32), tuple(ends), None, (0,) * len(ends)
+    )
     expected = [
         [[t for t, (a, b) in enumerate(own) if a < b and a < end and start < b] for start, end in wanted]
         for own, wanted in zip(offsets, spans, strict=True)
@@ -138,7 +140,7 @@ def ragged(pairs: list[list[tuple[int, int]]], dtype: Any = np.int64) -> Ragged:
 )
 def test_spans_outside_their_text_are_refused(spans: Any, error: type[EngineError], message: str) -> None:
     with expect_refusal(f"spans: {message}", error):
-        outputs.check_spans(ragged(spans), (10, 5), (0, 1), truncated=(1,), unit="character", noun="text")
+        outputs.check_spans(ragged(spans), (10, 5), (0, 1), truncated=(1,))
 
 
 def with_pooling(model: LoadedModel, **changes: Any) -> LoadedModel:
