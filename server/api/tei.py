@@ -14,17 +14,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from attention_serving.protos.tei.v1 import tei_pb2 as tei
 from attention_serving.server import VERSION
-from attention_serving.server.api import schemas, text_bodies
+from attention_serving.server.api import method, schemas, text_bodies
 from attention_serving.server.api.codec_threads import THREADS, CodecThreads
-from attention_serving.server.api.method import (
-    LARGE_BYTES,
-    CallKind,
-    Method,
-    control_methods,
-    default_model,
-    find_model,
-    parse,
-)
+from attention_serving.server.api.method import Method
 from attention_serving.server.api.text_bodies import TextBody
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
@@ -38,7 +30,10 @@ T = TypeVar("T")
 SERVICES = tuple(tei.DESCRIPTOR.services_by_name.values())
 # The key of metadata that names the model of a request.
 MODEL_ID = "model-id"
-KINDS: dict[tuple[bool, bool], CallKind] = {(True, True): "ordered stream", (True, False): "client stream"}
+KINDS: dict[tuple[bool, bool], method.CallKind] = {
+    (True, True): "ordered stream",
+    (True, False): "client stream",
+}
 KINDS[False, False] = "unary"
 # By precision of a model, and by number of labels up to 2, as TEI calls them.
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
@@ -83,11 +78,13 @@ class Translated:
         return await self._run(encode, len(reply), call)
 
     async def _run(self, work: Callable[[], T], size: int, call: Call) -> T:
-        return await self._threads.run(work, call.deadline) if size > LARGE_BYTES else work()
+        return await self._threads.run(work, call.deadline) if size > method.LARGE_BYTES else work()
 
     def _decode(self, messages: Sequence[bytes], call: Call) -> tuple[TextBody, Any, bytes]:
         """The request as a body and as one of attention.v1, and the latter serialized."""
-        members, *others = (schemas.to_json(parse(self._parse_message, message)) for message in messages)
+        members, *others = (
+            schemas.to_json(method.parse(self._parse_message, message)) for message in messages
+        )
         if "text" in members:  # of a stream, whose requests are those of one
             members["texts"] = [members.pop("text"), *(other["text"] for other in others)]
             if {other["query"] for other in others} - {members["query"]}:
@@ -124,8 +121,8 @@ def methods(
     repository, limits = engine.repository, engine.limits
 
     def info(_request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
-        name = _model_id(call) or default_model(repository, call, "encoder", "classifier")
-        model = find_model(repository.ready, call, Right.READ, name, "")
+        name = _model_id(call) or method.default_model(repository, call, "encoder", "classifier")
+        model = method.find_model(repository.ready, call, Right.READ, name, "")
         labels = () if model.classifier is None else model.classifier.labels
         if not (model.encoder or labels):
             raise InvalidRequestError(MODEL_ID, f"{model.name!r} is not a text encoder or classifier")
@@ -134,16 +131,13 @@ def methods(
         reply.model_dtype, reply.model_type, reply.max_concurrent_requests = dtype, model_type, max_calls
         reply.max_input_length = text_limits(model, limits).text_tokens
         reply.max_batch_tokens = 0 if limits.max_batch_rows == UNLIMITED else limits.max_batch_rows
-        reply.max_batch_requests, reply.max_client_batch_size = (
-            limits.max_batch_sequences,
-            limits.max_sequences,
-        )
-        reply.tokenization_workers = THREADS
+        reply.max_batch_requests = limits.max_batch_sequences
+        reply.max_client_batch_size, reply.tokenization_workers = limits.max_sequences, THREADS
         return reply
 
     options: dict[str, Any] = {"is_inference": True, "right": Right.INFER, "budget": engine.budget}
     rpcs = [rpc for service in SERVICES for rpc in service.methods if rpc.name != "Info"]
-    return control_methods(SERVICES[0], Right.READ, Info=info) | {
+    return method.control_methods(SERVICES[0], Right.READ, Info=info) | {
         f"/{rpc.containing_service.full_name}/{rpc.name}": Method(
             kind=KINDS[rpc.client_streaming, rpc.server_streaming],
             handle=Translated(rpc, engine, threads, targets).handle,

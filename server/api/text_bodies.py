@@ -221,13 +221,11 @@ class EmbeddingRequest(TextsRequest):
 
     def embeddings(self, reply: pb.AttendResponse, memory: Reservation, kind: OutputType) -> Any:
         """The embeddings of a reply in a type, which is that of the reply or is made of it."""
-        rows = _rows(reply, memory, JSON_BYTES_PER_NUMBER)
+        is_text = "base64" in (kind, self.encoding_format)
+        rows = _rows(reply, memory, INPUT, "" if is_text else NO_EMBEDDING)
         if kind == "binary":
             rows = (rows ^ SIGN_BIT).view(np.int8)
-        if "base64" in (kind, self.encoding_format):
-            return [base64.b64encode(row.tobytes()).decode() for row in rows]
-        schemas.check_finite(INPUT, rows, NO_EMBEDDING)
-        return rows
+        return [base64.b64encode(row.tobytes()).decode() for row in rows] if is_text else rows
 
     def document(self, replies: Sequence[pb.AttendResponse], memory: Reservation) -> Any:
         """The embeddings."""
@@ -280,8 +278,7 @@ class EmbedAllRequest(TextsRequest):
 
     def document(self, replies: Sequence[pb.AttendResponse], memory: Reservation) -> Any:
         """The vectors of each text."""
-        rows = _rows(replies[0], memory, JSON_BYTES_PER_NUMBER)
-        schemas.check_finite(INPUT, rows, NO_EMBEDDING)
+        rows = _rows(replies[0], memory, INPUT, NO_EMBEDDING)
         return np.split(rows, np.cumsum(replies[0].context_vectors.lengths)[:-1])
 
 
@@ -318,8 +315,7 @@ class SimilarityRequest(TextsRequest):
 
     def document(self, replies: Sequence[pb.AttendResponse], memory: Reservation) -> Any:
         """The cosines."""
-        rows = _rows(replies[0], memory, JSON_BYTES_PER_NUMBER)
-        schemas.check_finite(INPUT, rows, NO_EMBEDDING)
+        rows = _rows(replies[0], memory, INPUT, NO_EMBEDDING)
         return rows[1:] @ rows[0]
 
 
@@ -357,8 +353,7 @@ class RerankRequest(TextBody):
         if (count := reply.context_vectors.width) != 1:
             problem = f"{reply.model_name!r} has {count} labels, and a reranker has one; use POST /predict"
             raise InvalidRequestError("model", problem)
-        scores = _rows(reply, memory, schemas.OBJECT_BYTES)
-        schemas.check_finite("documents", scores, NO_SCORE)
+        scores = _rows(reply, memory, "documents", NO_SCORE)
         return [(at, scores[at, 0]) for at in _highest_first(scores[:, 0])[: self.top_n]]
 
     def document(self, replies: Sequence[pb.AttendResponse], memory: Reservation) -> Any:
@@ -418,8 +413,7 @@ class ClassifyRequest(TextBody):
 
     def document(self, replies: Sequence[pb.AttendResponse], memory: Reservation) -> Any:
         """The scores of all labels of each input."""
-        rows, labels = _rows(replies[0], memory, schemas.OBJECT_BYTES), replies[0].labels
-        schemas.check_finite("inputs", rows, NO_SCORE)
+        rows, labels = _rows(replies[0], memory, "inputs", NO_SCORE), replies[0].labels
         scores = [[{"label": labels[at], "score": row[at]} for at in _highest_first(row)] for row in rows]
         return scores[0] if self._is_single else scores
 
@@ -505,16 +499,18 @@ def _highest_first(scores: NDArray[np.float32]) -> list[int]:
     return sorted(range(len(scores)), key=lambda at: -scores[at])
 
 
-def _rows(reply: pb.AttendResponse, memory: Reservation, number_bytes: int) -> NDArray[Any]:
-    """The embeddings or scores of a reply, (B, d), for each of which the JSON takes so many bytes.
+def _rows(reply: pb.AttendResponse, memory: Reservation, field: str, problem: str = "") -> NDArray[Any]:
+    """The embeddings or scores of a reply, (B, d), for which the JSON takes memory; bits are (B, d / 8).
 
-    Bits are (B, d / 8), eight to a byte.
+    Raises:
+        InvalidRequestError: There is a problem with a number: it is NaN or infinite. The field has its index.
     """
     vectors = reply.context_vectors
-    is_bits = vectors.data_type == pb.DATA_TYPE_BITS
-    rows = np.frombuffer(vectors.data, DTYPES.get(vectors.data_type, "<f4"))
-    rows = rows.reshape(-1, -(-vectors.width // 8) if is_bits else vectors.width)
-    memory.add(rows.size * number_bytes)
+    width = -(-vectors.width // 8) if vectors.data_type == pb.DATA_TYPE_BITS else vectors.width
+    rows = np.frombuffer(vectors.data, DTYPES.get(vectors.data_type, "<f4")).reshape(-1, width)
+    memory.add(rows.size * (schemas.OBJECT_BYTES if problem == NO_SCORE else JSON_BYTES_PER_NUMBER))
+    if problem:
+        schemas.check_finite(field, rows, problem)
     return rows
 
 

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
-from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -64,6 +63,7 @@ STATUSES = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DOCS = Path(__file__).with_name("docs.html")
 # A checkout has the page in the client's distribution, from which the build of this one copies it.
 EXPLORER = Path(__file__).with_name("explorer.html")
@@ -237,18 +237,16 @@ async def _metrics(request: HttpRequest) -> Reply:
     if settings.tls_files is not None:
         tls = ssl.create_default_context()
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # it is this server's
-
-    def read() -> Reply:
-        kind = HTTPConnection if tls is None else partial(HTTPSConnection, context=tls)
-        with closing(kind(settings.host, settings.metrics_port, timeout=TIMEOUT_SECONDS)) as connection:
-            token = request.headers.get("authorization")
-            connection.request("GET", "/metrics", headers={"authorization": token} if token else {})
-            answer = connection.getresponse()
-            return Reply([answer.read()], answer.status, {"content-type": answer.headers["content-type"]})
-
+    token = request.headers.get("authorization")
+    head = "GET /metrics HTTP/1.0\r\n" + (f"Authorization: {token}\r\n" if token else "") + "\r\n"
     try:
-        return await asyncio.to_thread(read)
-    except OSError as error:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            reader, writer = await asyncio.open_connection(settings.host, settings.metrics_port, ssl=tls)
+            with closing(writer):
+                writer.write(head.encode("latin-1"))
+                head, _, page = (await reader.read()).decode().partition("\r\n\r\n")
+        return Reply([page.encode()], int(head.split(" ", 2)[1]), {"content-type": METRICS_TYPE})
+    except (OSError, IndexError) as error:
         raise HttpError(503, f"the metrics port does not answer: {error}") from None
 
 

@@ -35,9 +35,7 @@ MEMBERS = {*text_bodies.CohereEmbedRequest.model_fields, *text_bodies.RerankRequ
 MEMBERS |= text_bodies.REFUSED.keys()
 
 
-async def answer(
-    choose: Callable[[dict[str, Any]], type[text_bodies.TextBody]], request: HttpRequest
-) -> Reply:
+async def answer(choose: Callable[[Any], type[text_bodies.TextBody]], request: HttpRequest) -> Reply:
     """Answers a request whose members decide of which type its body is."""
     data = await request.read(INFER)
     request.take_place()
