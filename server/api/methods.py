@@ -35,7 +35,8 @@ from attention_serving.server.security.peers import ACCESS_CHECK, SEPARATOR
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
-SERVICES = tuple(each.full_name for each in (attention.SERVICE, open_inference.SERVICE, *tei.SERVICES))
+DESCRIPTORS = attention.SERVICE, open_inference.SERVICE, *tei.SERVICES
+SERVICES = tuple(service.full_name for service in DESCRIPTORS)
 HEALTH: str = health.SERVICE_NAME
 REFLECTION: str = reflection.SERVICE_NAME
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"

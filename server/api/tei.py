@@ -82,12 +82,12 @@ class Translated:
 
     def _decode(self, messages: Sequence[bytes], call: Call) -> tuple[TextBody, Any, bytes]:
         """The request as a body and as one of attention.v1, and the latter serialized."""
-        members, *others = (
+        members, *later = (
             schemas.to_json(method.parse(self._parse_message, message)) for message in messages
         )
         if "text" in members:  # of a stream, whose requests are those of one
-            members["texts"] = [members.pop("text"), *(other["text"] for other in others)]
-            if {other["query"] for other in others} - {members["query"]}:
+            members["texts"] = [members.pop("text"), *(request["text"] for request in later)]
+            if {request["query"] for request in later} - {members["query"]}:
                 raise InvalidRequestError("query", "is not the same in all requests of the stream")
         body = schemas.check(members, self._body)
         body.model = _model_id(call)
