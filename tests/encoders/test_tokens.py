@@ -92,7 +92,7 @@ def test_token_ids_become_texts_again(stub: Any) -> None:
 
 
 def tokenize(**text: Any) -> pb.TokenizeRequest:
-    return pb.TokenizeRequest(model_name=text.pop("model", SENTENCE), text=pb.TextSequences(**text))
+    return pb.TokenizeRequest(text=pb.TextSequences(**text))
 
 
 def detokenize(lengths: list[int], ids: list[int]) -> pb.DetokenizeRequest:
@@ -108,12 +108,9 @@ def detokenize(lengths: list[int], ids: list[int]) -> pb.DetokenizeRequest:
         (tokenize(texts=["a " * 4000] * 4), "text: texts 0 to 3 have 32008 tokens; the limit of one request"),
         (tokenize(texts=["a " * 4000] * 2), "text: the response would have"),
         (tokenize(texts=["a"], pairs=["b"]), "pairs: model 'sentence' is not a text classifier"),
-        (tokenize(texts=["a"], prompt="none"), "prompt: is 'none'; must be one of query, document"),
         (tokenize(texts=["a"], prompt="query", input_kind=2), "input_kind: cannot be combined with prompt"),
         (tokenize(texts=["a"], input_kind=9), "input_kind: is 9; must be one of query, document, classif"),
         (tokenize(texts=["a"], truncation_side=9), "truncation_side: is 9; must be one of right, left"),
-        (tokenize(model="absent", texts=["a"]), "model 'absent' does not exist"),
-        (detokenize([], []), "token_ids: has an empty sequence, or none"),
         (detokenize([1, 0], [5]), "token_ids: has an empty sequence, or none"),
         (detokenize([2], [5]), "token_ids.ids: has 1 ids; the lengths sum to 2"),
         (detokenize([1], [-1]), "token_ids: contains id -1, which is not in the vocabulary"),
@@ -137,7 +134,6 @@ TOKENIZE: dict[str, Any] = {}
         ((SENTENCE, CLASSIFIER), "", EMBED, SENTENCE),
         ((SENTENCE, CLASSIFIER), "", CLASSIFY, CLASSIFIER),
         ((SENTENCE, CLASSIFIER), CLASSIFIER, EMBED, SENTENCE),  # the default model is of another kind
-        ((SENTENCE, CLASSIFIER), "", TOKENIZE, SENTENCE),
         ((SENTENCE, CLASSIFIER), CLASSIFIER, TOKENIZE, CLASSIFIER),
         ((CLASSIFIER, RERANKER), "org/topics", CLASSIFY, CLASSIFIER),
         ((CLASSIFIER,), "", TOKENIZE, CLASSIFIER),
