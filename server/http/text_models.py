@@ -101,9 +101,8 @@ async def models(request: HttpRequest) -> Reply:
     names = {name: model.name for model in served for name in (model.name, *model.aliases)}
     name = request.parameters.get("model")
     if name is None:
-        return Reply.of_json(
-            {"object": "list", "data": [_encoder(model) for model in sorted({*names.values()})]}
-        )
+        data = [_encoder(model) for model in sorted({*names.values()})]
+        return Reply.of_json({"object": "list", "data": data})
     if name not in names:
         message = f"model: {name[:100]!r} is not a text model that is ready; GET /v1/models lists them"
         raise HttpError(404, message)

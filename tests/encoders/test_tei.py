@@ -111,8 +111,8 @@ def test_scores(served: tuple[Any, int]) -> None:
     (streamed,) = call(
         channel, "RerankStream", *({"query": QUERY, "text": text} for text in DOCUMENTS), model=RERANKER
     )
-    ranks = ask(port, "/rerank", members, {"model-id": RERANKER}).json
-    for found in ([*reply.ranks], [tei.Rank(**rank) for rank in ranks]):
+    ranks = [ask(port, path, members, {"model-id": RERANKER}).json for path in ("/rerank", "/invocations")]
+    for found in ([*reply.ranks], *([tei.Rank(**rank) for rank in each] for each in ranks)):
         assert [(rank.index, rank.text) for rank in found] == [(at, DOCUMENTS[at]) for at in ORDER]
         close([rank.score for rank in found], SCORES[ORDER])
     assert [(rank.index, rank.HasField("text")) for rank in streamed.ranks] == [(at, False) for at in ORDER]
@@ -127,7 +127,8 @@ def test_scores(served: tuple[Any, int]) -> None:
         wanted = dict(zip(LABELS[CLASSIFIER], expected(CLASSIFIER, texts)[0], strict=True))
         single, *_ = call(channel, name, {"inputs": inputs}, model=CLASSIFIER)
         streamed, _ = call(channel, f"{name}Stream", {"inputs": inputs}, {"inputs": inputs}, model=CLASSIFIER)
-        labels = ask(port, "/predict", {"inputs": inputs}, {"model-id": CLASSIFIER}).json
+        path = "/predict" if name == "Predict" else "/"
+        labels = ask(port, path, {"inputs": inputs}, {"model-id": CLASSIFIER}).json
         assert [each.label for each in single.predictions] == sorted(wanted, key=lambda label: -wanted[label])
         for found in (
             single.predictions,

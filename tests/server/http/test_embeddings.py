@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.protos.tei.v1 import tei_pb2 as tei
 from attention_serving.server.api.text_bodies import (
     REFUSED,
     SYNONYMS,
@@ -246,33 +245,8 @@ def test_every_type_of_embeddings_is_asked_for_once(scripted: Scripted, port: in
         assert found["data"][0]["embedding"] == [32]
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "method"),
-    [
-        ({"inputs": "a"}, tei.MODEL_TYPE_EMBEDDING, "embedding"),
-        ({"inputs": "a"}, tei.MODEL_TYPE_RERANKER, "return_labels"),
-        ({"query": "q", "texts": ["a", "b"]}, tei.MODEL_TYPE_EMBEDDING, "pairs"),
-        ({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, tei.MODEL_TYPE_CLASSIFIER, "embedding"),
-    ],
-    ids=["embed", "predict", "rerank", "similarity"],
-)
-def test_the_bare_url_answers_by_the_form_and_the_model(
-    scripted: Scripted, port: int, body: dict[str, Any], kind: Any, method: str
-) -> None:
-    scripted.answer("Info", tei.InfoResponse(model_id="m", model_type=kind))
-    scripted.answer("Attend", REPLY if method == "embedding" else SCORES)
-    for path in ("/", "/invocations"):
-        assert ask(port, path, body, {"model-id": "m"}).status == 200
-        assert scripted.next().metadata["model-id"] == "m"
-        request = scripted.next().request
-        assert [request.HasField("embedding"), request.text.return_labels, bool(request.text.pairs)] == [
-            method == "embedding", method == "return_labels", method == "pairs"
-        ]  # fmt: skip
-
-
 WRONG: list[tuple[str, Any, str, int, str, str]] = [
     ("/embed", {"inputs": []}, "", 400, "Empty", "inputs: is empty"),
-    ("/embed", {}, "", 400, "Validation", "inputs: is required"),
     ("/embed", {"inputs": "a"}, "RESOURCE_EXHAUSTED", 429, "Overloaded", "inputs: wrong"),
     ("/embed", {"inputs": "a", "truncation_direction": "up"}, "", 400, "Validation", "truncation_side: m"),
     ("/embed_all", {"inputs": [1, "a"]}, "INTERNAL", 400, "Validation", "inputs: must contain texts only"),
@@ -288,7 +262,6 @@ WRONG: list[tuple[str, Any, str, int, str, str]] = [
     ("/v1/embed", {"texts": ["a"], "input_type": "image"}, "", 400, "", "input_type: String should match"),
     ("/v2/rerank", {"query": "q", "documents": []}, "", 400, "", "documents: is empty"),
     ("/embed", {"inputs": "a", "parameters": "x"}, "", 400, "Validation", "parameters: must be an object"),
-    ("/embed", [], "", 400, "Validation", "body: must be an object"),
 ]  # fmt: skip
 
 
