@@ -105,7 +105,7 @@ def detokenize(lengths: list[int], ids: list[int]) -> pb.DetokenizeRequest:
         (tokenize(), "text: has no texts; at least one is required"),
         (tokenize(texts=["a"] * 5000), "text: contains 5000 sequences; the limit is 4096"),
         (tokenize(texts=["a" * 20_000]), "text: text 0 has 20000 bytes; the limit is 10000"),
-        (tokenize(texts=["a " * 4000] * 4), "text: texts 0 to 3 have 32008 tokens; the limit of one request"),
+        (tokenize(texts=["a " * 4000] * 4), "text: texts 0 to 2 have 24006 tokens; the limit of one request"),
         (tokenize(texts=["a " * 4000] * 2), "text: the response would have"),
         (tokenize(texts=["a"], pairs=["b"]), "pairs: model 'sentence' is not a text classifier"),
         (tokenize(texts=["a"], prompt="query", input_kind=2), "input_kind: cannot be combined with prompt"),

@@ -66,7 +66,7 @@ RESPONSE = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 MAX_PAGE, MAX_TOKEN = 1000, 20
 # Memory of a token while texts are encoded, and with a reply and its Python objects; and its bytes in a reply
 # at least.
-ENCODED_BYTES, TOKEN_BYTES, LEAST_TOKEN_BYTES = 32, 192, 8
+ENCODED_BYTES, TOKEN_BYTES, LEAST_TOKEN_BYTES = 32, 192, 12
 
 
 class PreparedContext(NamedTuple):
@@ -164,11 +164,11 @@ class ModelMethod(ABC):
     kinds: ClassVar[tuple[ModelKind, ...]] = ()
 
     def __init__(
-        self, engine: Engine, threads: CodecThreads, message_type: Any, paths: Iterable[str]
+        self, engine: Engine, threads: CodecThreads, kind: Any, paths: Iterable[str], sequences: int
     ) -> None:
-        """Creates the method, from the type of its requests and what is extracted from them."""
+        """Creates the method, from the type of its requests, what is extracted, and their largest number."""
         self._engine, self._threads, self._contexts = engine, threads, engine.contexts
-        self._parse_message = make_parser(message_type, paths, engine.limits.max_sequences)
+        self._parse_message = make_parser(kind, paths, sequences)
 
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Answers one request."""
@@ -198,7 +198,7 @@ class PutContext(ModelMethod):
 
     def __init__(self, engine: Engine, threads: CodecThreads, message_type: Any, reply: Any) -> None:
         """Creates the method, from the types of its requests and replies."""
-        super().__init__(engine, threads, message_type, requests.CONTEXT_PATHS)
+        super().__init__(engine, threads, message_type, requests.CONTEXT_PATHS, 1)
         self._reply = reply
 
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
@@ -311,7 +311,7 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
         engine: Computes results, and has the models and the contexts.
         threads: Decode and encode what is large; store, list and drop contexts.
     """
-    repository, contexts = engine.repository, engine.contexts
+    repository, contexts, most = engine.repository, engine.contexts, engine.limits.max_sequences
 
     def describe(model: Model) -> pb.Model:
         return responses.describe(model, repository.aliases(model.name))
@@ -337,8 +337,8 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
     on_models = {
         "PutContext": PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse),
         "AppendContext": PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse),
-        "Tokenize": Tokens(engine, threads, pb.TokenizeRequest, requests.PATHS_OF_TEXTS),
-        "Detokenize": Tokens(engine, threads, pb.DetokenizeRequest, requests.PATHS_OF_IDS),
+        "Tokenize": Tokens(engine, threads, pb.TokenizeRequest, requests.PATHS_OF_TEXTS, most),
+        "Detokenize": Tokens(engine, threads, pb.DetokenizeRequest, requests.PATHS_OF_IDS, most),
     }
     return {
         f"/{SERVICE.full_name}/Attend": Attend(engine, threads).method(),

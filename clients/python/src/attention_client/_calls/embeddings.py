@@ -203,11 +203,11 @@ def encode_tokenize(
         ids, special = np.array(response.token_ids.ids, np.int64), np.array(response.special, np.bool_)
         offsets = np.stack([np.array(bounds.starts, np.int64), np.array(bounds.ends, np.int64)], axis=1)
         parts = [slice(*pair) for pair in pairwise(ends)]
-        found = [
+        tokenized = [
             TokenizedText(ids[part], tuple(response.tokens[part]), offsets[part], special[part])
             for part in parts
         ]
-        return found[0] if form is InputForm.SINGLE else found
+        return tokenized[0] if form is InputForm.SINGLE else tokenized
 
     return request, decode
 
