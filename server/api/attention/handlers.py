@@ -178,9 +178,9 @@ class ModelMethod(ABC):
 
     def _work(self, message: bytes, call: Call, reservation: Reservation) -> Any:
         parsed, repository = parse(self._parse_message, message), self._engine.repository
-        name = parsed.message.model_name
-        if self.kinds and not name:
-            name = default_model(repository, call, *self.kinds)
+        name = parsed.message.model_name or (
+            default_model(repository, call, *self.kinds) if self.kinds else ""
+        )
         model = find_model(repository.ready, call, Right.INFER, name, parsed.message.model_version)
         try:
             return self._answer(parsed, model, call, reservation)
@@ -255,7 +255,7 @@ class Tokens(ModelMethod):
 
     def _answer(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> bytes:
         is_text = isinstance(parsed.message, pb.TokenizeRequest)
-        work = self._tokenize if is_text else self._detokenize
+        work = self._encode if is_text else self._decode
         reply = work(parsed, model, call, reservation)
         reply.model_name, reply.model_version = model.name, model.version
         self._check_size(TEXT if is_text else TOKEN_IDS, reply.ByteSize())
@@ -265,7 +265,7 @@ class Tokens(ModelMethod):
         if size > (limit := self._engine.limits.max_result_bytes):
             raise LimitExceededError(field, f"the response would have {size} bytes; the limit is {limit}")
 
-    def _tokenize(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
+    def _encode(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
         text, limits = parsed.message.text, self._engine.limits
         texts, pairs = (tuple(parsed.contents(TEXT, name)) for name in ("texts", "pairs"))
         if not texts:
@@ -275,11 +275,8 @@ class Tokens(ModelMethod):
         bounds = TextLimits(limits.max_text_bytes, tokens=limits.max_result_bytes // LEAST_TOKEN_BYTES)
         if text.truncate:
             bounds = bounds._replace(text_tokens=text_limits(model, limits).text_tokens)
-        flags = {
-            "offsets": not pairs,
-            "special": True,
-            "adds_special": not parsed.message.omit_special_tokens,
-        }
+        adds_special = not parsed.message.omit_special_tokens
+        flags = {"offsets": not pairs, "special": True, "adds_special": adds_special}
         encoded = encode_texts(decoded, model, limits, reservation, bounds, ENCODED_BYTES, **flags)
         reservation.add(TOKEN_BYTES * len(encoded.ids.rows))
         ids, lengths = encoded.ids.rows.tolist(), encoded.ids.lengths
@@ -291,9 +288,7 @@ class Tokens(ModelMethod):
             reply.token_offsets.MergeFrom(pb.Spans(lengths=lengths, starts=starts, ends=ends))
         return reply
 
-    def _detokenize(
-        self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation
-    ) -> Any:
+    def _decode(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
         ids = requests.decode_token_ids(parsed, Allowance(self._engine.limits, reservation))
         if not ids.lengths or 0 in ids.lengths:
             raise InvalidRequestError(TOKEN_IDS, "has an empty sequence, or none; each needs at least one id")

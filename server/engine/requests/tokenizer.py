@@ -128,9 +128,7 @@ class TextTokenizer:
         for token_id, count in zip(unique.tolist(), counts.tolist(), strict=True):
             name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
             if name is None:
-                raise InvalidRequestError(
-                    TOKEN_IDS, f"contains id {token_id}, which is not in the vocabulary"
-                )
+                raise InvalidRequestError(TOKEN_IDS, f"contains id {token_id}, which no token has")
             size += count * (len(name.encode()) + len(SPACE))
         return size
 
