@@ -66,7 +66,7 @@ RESPONSE = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 MAX_PAGE, MAX_TOKEN = 1000, 20
 # Memory of a token while texts are encoded, and with a reply and its Python objects; and its bytes in a reply
 # at least.
-ENCODED_BYTES, TOKEN_BYTES, LEAST_TOKEN_BYTES = 32, 192, 8
+ENCODED_BYTES, TOKEN_BYTES, LEAST_TOKEN_BYTES = 32, 192, 12
 
 
 class PreparedContext(NamedTuple):
@@ -164,11 +164,11 @@ class ModelMethod(ABC):
     kinds: ClassVar[tuple[ModelKind, ...]] = ()
 
     def __init__(
-        self, engine: Engine, threads: CodecThreads, message_type: Any, paths: Iterable[str]
+        self, engine: Engine, threads: CodecThreads, kind: Any, paths: Iterable[str], sequences: int
     ) -> None:
-        """Creates the method, from the type of its requests and what is extracted from them."""
+        """Creates the method, from the type of its requests, what is extracted, and their largest number."""
         self._engine, self._threads, self._contexts = engine, threads, engine.contexts
-        self._parse_message = make_parser(message_type, paths, engine.limits.max_sequences)
+        self._parse_message = make_parser(kind, paths, sequences)
 
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Answers one request."""
@@ -178,9 +178,9 @@ class ModelMethod(ABC):
 
     def _work(self, message: bytes, call: Call, reservation: Reservation) -> Any:
         parsed, repository = parse(self._parse_message, message), self._engine.repository
-        name = parsed.message.model_name
-        if self.kinds and not name:
-            name = default_model(repository, call, *self.kinds)
+        name = parsed.message.model_name or (
+            default_model(repository, call, *self.kinds) if self.kinds else ""
+        )
         model = find_model(repository.ready, call, Right.INFER, name, parsed.message.model_version)
         try:
             return self._answer(parsed, model, call, reservation)
@@ -198,7 +198,7 @@ class PutContext(ModelMethod):
 
     def __init__(self, engine: Engine, threads: CodecThreads, message_type: Any, reply: Any) -> None:
         """Creates the method, from the types of its requests and replies."""
-        super().__init__(engine, threads, message_type, requests.CONTEXT_PATHS)
+        super().__init__(engine, threads, message_type, requests.CONTEXT_PATHS, 1)
         self._reply = reply
 
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
@@ -255,7 +255,7 @@ class Tokens(ModelMethod):
 
     def _answer(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> bytes:
         is_text = isinstance(parsed.message, pb.TokenizeRequest)
-        work = self._tokenize if is_text else self._detokenize
+        work = self._encode if is_text else self._decode
         reply = work(parsed, model, call, reservation)
         reply.model_name, reply.model_version = model.name, model.version
         self._check_size(TEXT if is_text else TOKEN_IDS, reply.ByteSize())
@@ -265,7 +265,7 @@ class Tokens(ModelMethod):
         if size > (limit := self._engine.limits.max_result_bytes):
             raise LimitExceededError(field, f"the response would have {size} bytes; the limit is {limit}")
 
-    def _tokenize(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
+    def _encode(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
         text, limits = parsed.message.text, self._engine.limits
         texts, pairs = (tuple(parsed.contents(TEXT, name)) for name in ("texts", "pairs"))
         if not texts:
@@ -275,11 +275,8 @@ class Tokens(ModelMethod):
         bounds = TextLimits(limits.max_text_bytes, tokens=limits.max_result_bytes // LEAST_TOKEN_BYTES)
         if text.truncate:
             bounds = bounds._replace(text_tokens=text_limits(model, limits).text_tokens)
-        flags = {
-            "offsets": not pairs,
-            "special": True,
-            "adds_special": not parsed.message.omit_special_tokens,
-        }
+        adds_special = not parsed.message.omit_special_tokens
+        flags = {"offsets": not pairs, "special": True, "adds_special": adds_special}
         encoded = encode_texts(decoded, model, limits, reservation, bounds, ENCODED_BYTES, **flags)
         reservation.add(TOKEN_BYTES * len(encoded.ids.rows))
         ids, lengths = encoded.ids.rows.tolist(), encoded.ids.lengths
@@ -291,9 +288,7 @@ class Tokens(ModelMethod):
             reply.token_offsets.MergeFrom(pb.Spans(lengths=lengths, starts=starts, ends=ends))
         return reply
 
-    def _detokenize(
-        self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation
-    ) -> Any:
+    def _decode(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
         ids = requests.decode_token_ids(parsed, Allowance(self._engine.limits, reservation))
         if not ids.lengths or 0 in ids.lengths:
             raise InvalidRequestError(TOKEN_IDS, "has an empty sequence, or none; each needs at least one id")
@@ -311,7 +306,7 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
         engine: Computes results, and has the models and the contexts.
         threads: Decode and encode what is large; store, list and drop contexts.
     """
-    repository, contexts = engine.repository, engine.contexts
+    repository, contexts, most = engine.repository, engine.contexts, engine.limits.max_sequences
 
     def describe(model: Model) -> pb.Model:
         return responses.describe(model, repository.aliases(model.name))
@@ -337,8 +332,8 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
     on_models = {
         "PutContext": PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse),
         "AppendContext": PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse),
-        "Tokenize": Tokens(engine, threads, pb.TokenizeRequest, requests.PATHS_OF_TEXTS),
-        "Detokenize": Tokens(engine, threads, pb.DetokenizeRequest, requests.PATHS_OF_IDS),
+        "Tokenize": Tokens(engine, threads, pb.TokenizeRequest, requests.PATHS_OF_TEXTS, most),
+        "Detokenize": Tokens(engine, threads, pb.DetokenizeRequest, requests.PATHS_OF_IDS, most),
     }
     return {
         f"/{SERVICE.full_name}/Attend": Attend(engine, threads).method(),

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -90,18 +90,18 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-    def texts_of(self, ids: Iterable[int]) -> list[str]:
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
         """The text of each token by itself.
 
         A token without a text of its own has its name in the vocabulary: a special token, or one that is a
         part of a character. An id outside the vocabulary has its number.
         """
-        texts = []
-        for token_id in ids:
+        texts = {}
+        for token_id in set(ids):
             name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
             text = str(token_id) if name is None else self._tokenizer.decode([token_id])
-            texts.append(text if name is None or (text and REPLACEMENT not in text) else name)
-        return texts
+            texts[token_id] = text if name is None or (text and REPLACEMENT not in text) else name
+        return [texts[token_id] for token_id in ids]
 
     def decode(self, ids: Ragged, deadline: float = math.inf, *, keeps_special: bool) -> list[str]:
         """The text of each sequence of token ids of the vocabulary, with or without special tokens.
@@ -128,9 +128,7 @@ class TextTokenizer:
         for token_id, count in zip(unique.tolist(), counts.tolist(), strict=True):
             name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
             if name is None:
-                raise InvalidRequestError(
-                    TOKEN_IDS, f"contains id {token_id}, which is not in the vocabulary"
-                )
+                raise InvalidRequestError(TOKEN_IDS, f"contains id {token_id}, which no token has")
             size += count * (len(name.encode()) + len(SPACE))
         return size
 

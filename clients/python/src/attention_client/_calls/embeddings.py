@@ -5,7 +5,7 @@ Notation: B texts or sequences of token ids, d elements of an embedding, L label
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, starmap
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -201,13 +201,12 @@ def encode_tokenize(
     def decode(response: pb.TokenizeResponse) -> Any:
         ends, bounds = accumulate(response.token_ids.lengths, initial=0), response.token_offsets
         ids, special = np.array(response.token_ids.ids, np.int64), np.array(response.special, np.bool_)
-        offsets = np.stack([np.array(bounds.starts, np.int64), np.array(bounds.ends, np.int64)], axis=1)
-        parts = [slice(*pair) for pair in pairwise(ends)]
-        found = [
+        offsets = np.array([bounds.starts, bounds.ends], np.int64).T
+        tokenized = [
             TokenizedText(ids[part], tuple(response.tokens[part]), offsets[part], special[part])
-            for part in parts
+            for part in starmap(slice, pairwise(ends))
         ]
-        return found[0] if form is InputForm.SINGLE else found
+        return tokenized[0] if form is InputForm.SINGLE else tokenized
 
     return request, decode
 
