@@ -122,7 +122,7 @@ def methods(
 
     def info(_request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         name = _model_id(call) or method.default_model(repository, call, "encoder", "classifier")
-        model = method.find_model(repository.ready, call, Right.READ, name, "")
+        model = method.find_model(repository.ready, call, Right.INFER, name, "")
         labels = () if model.classifier is None else model.classifier.labels
         if not (model.encoder or labels):
             raise InvalidRequestError(MODEL_ID, f"{model.name!r} is not a text encoder or classifier")
@@ -137,7 +137,7 @@ def methods(
 
     options: dict[str, Any] = {"is_inference": True, "right": Right.INFER, "budget": engine.budget}
     rpcs = [rpc for service in SERVICES for rpc in service.methods if rpc.name != "Info"]
-    return method.control_methods(SERVICES[0], Right.READ, Info=info) | {
+    return method.control_methods(SERVICES[0], Right.INFER, Info=info) | {
         f"/{rpc.containing_service.full_name}/{rpc.name}": Method(
             kind=KINDS[rpc.client_streaming, rpc.server_streaming],
             handle=Translated(rpc, engine, threads, targets).handle,
