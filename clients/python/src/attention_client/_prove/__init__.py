@@ -1,0 +1,1 @@
+"""Judges running servers by sentence-transformers on this machine, and by golden vectors: `attention-client prove`."""
