@@ -1,1 +1,1 @@
-"""Judges running servers by sentence-transformers on this machine, and by golden vectors: `attention-client prove`."""
+"""Judges running servers by sentence-transformers, or by golden vectors: `attention-client prove`."""

@@ -1,100 +1,92 @@
-"""Replays the golden vectors of an artifact against a server of the Open Inference Protocol."""
+"""Replays the golden vectors of an artifact on a server of the Open Inference Protocol."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import numpy as np
 
-from attention_client import AttentionClient
+from attention_client import AttentionClient, AttentionClientError, InvalidArgumentError
 from attention_client._generated.inference import open_inference_pb2 as pb
-from attention_client._generated.inference import open_inference_pb2_grpc as pb_grpc
-from attention_client._prove.servers import NotJudgedError
+from attention_client._generated.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_client._values import Array
+from attention_client.errors import from_rpc_error
 
-DATA_TYPES: Final = {"FP32": np.float32, "INT64": np.int64, "BOOL": np.bool_, "FP16": np.float16}
+DATA_TYPES: Final = {"FP32": np.float32, "INT64": np.int64, "BOOL": np.bool_}
 NAMES: Final = {np.dtype(kind): name for name, kind in DATA_TYPES.items()}
-PLAIN: Final = "plain"
 
 
-def read_cases(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Array]]]:
-    """The inputs and outputs of each golden case of the plain graph that does not begin with a text."""
-    path = folder / "golden.npz"
-    if path.is_file():  # of a deployment, without the names of graphs
-        arrays = {f"{PLAIN}/{name}": array for name, array in np.load(path).items()}
+def replay(client: AttentionClient, folder: Path, model: str, timeout: float) -> dict[str, Any]:
+    """The report: of each case of the plain graph, its largest error, and the ratio of it to the tolerance.
+
+    Raises:
+        AttentionClientError: The server cannot be reached, or refuses every case; or there is none.
+    """
+    manifest = json.loads((folder / "manifest.json").read_text())
+    infer = GRPCInferenceServiceStub(client._channels[-1].channel).ModelInfer
+    results: dict[str, Any] = {}
+    for index, (inputs, outputs) in _read_cases(folder, manifest).items():
+        request = pb.ModelInferRequest(model_name=model or manifest["name"])
+        for name, array in inputs.items():
+            request.inputs.add(name=name, datatype=NAMES[array.dtype], shape=array.shape)
+            request.raw_input_contents.append(array.tobytes())
+        for name in outputs:
+            request.outputs.add(name=name)
+        try:
+            response = infer(request, timeout=timeout, metadata=client._metadata)
+        except grpc.RpcError as error:
+            if not isinstance(refusal := from_rpc_error(error), InvalidArgumentError):
+                raise refusal from error
+            results[index] = {"refused": str(refusal)}
+            continue
+        results[index] = _compare(response, outputs, manifest["tolerance"])
+    ratios = [case["ratio to the tolerance"] for case in results.values() if "refused" not in case]
+    if not ratios:
+        raise AttentionClientError(f"no golden case of arrays was answered: {results}")
+    equal, refused = sum(ratio <= 1 for ratio in ratios), len(results) - len(ratios)
+    verdict = f"equal: {equal} of {len(ratios)} cases; largest error {max(ratios):.2g} of the tolerance"
+    verdict = f"{'not ' if equal < len(ratios) else ''}{verdict}{f'; {refused} refused' if refused else ''}"
+    facts = {"model": model or manifest["name"], "tolerance": manifest["tolerance"]}
+    return {**facts, "cases": results, "status": int(equal < len(ratios)), "verdict": verdict}
+
+
+def _read_cases(
+    folder: Path, manifest: dict[str, Any]
+) -> dict[str, tuple[dict[str, Array], dict[str, Array]]]:
+    """Inputs and outputs of the cases of the plain graph that begin with arrays, not with a text."""
+    if (path := folder / "golden.npz").is_file():  # of a deployment, which has this graph only
+        arrays = {f"plain/{name}": array for name, array in np.load(path).items()}
     else:
         from safetensors.numpy import load_file  # noqa: PLC0415 - an extra
 
         arrays = load_file(folder / manifest["golden"])
-    cases: dict[str, dict[str, dict[str, Array]]] = {}
-    for key, array in arrays.items():
+    cases: dict[str, tuple[dict[str, Array], dict[str, Array]]] = {}
+    for key, array in sorted(arrays.items()):
         graph, index, side, name = key.split("/")
-        if graph == PLAIN:
-            cases.setdefault(index, {"inputs": {}, "outputs": {}})[side][name] = array
-    return {index: case for index, case in cases.items() if "text" not in case["inputs"]}
-
-
-def replay(client: AttentionClient, folder: Path, model: str, timeout: float) -> dict[str, Any]:
-    """The report: of each case, its largest error, and the largest ratio of an error to its tolerance.
-
-    Raises:
-        NotJudgedError: The server cannot be reached, or refuses every case; or the artifact has none.
-    """
-    manifest = json.loads((folder / "manifest.json").read_text())
-    name, tolerance = model or manifest["name"], manifest["tolerance"]
-    stub, results = pb_grpc.GRPCInferenceServiceStub(client._channels[-1].channel), {}
-    for index, case in sorted(read_cases(folder, manifest).items()):
-        request = pb.ModelInferRequest(model_name=name)
-        for key, array in case["inputs"].items():
-            request.inputs.add(name=key, datatype=NAMES[array.dtype], shape=array.shape)
-            request.raw_input_contents.append(array.tobytes())
-        for key in case["outputs"]:
-            request.outputs.add(name=key)
-        try:
-            response = stub.ModelInfer(request, timeout=timeout, metadata=client._metadata)
-        except grpc.RpcError as error:
-            code = error.code()
-            if code is not grpc.StatusCode.INVALID_ARGUMENT:
-                raise NotJudgedError(f"{code.name}: {error.details()}") from error
-            results[index] = {"refused": error.details()}
-            continue
-        results[index] = _compare(response, case["outputs"], tolerance)
-    judged = [case for case in results.values() if "refused" not in case]
-    if not judged:
-        message = next(
-            (case["refused"] for case in results.values()), "the artifact has no golden vectors of arrays"
-        )
-        raise NotJudgedError(message)
-    worst = max(judged, key=lambda case: case["ratio"])
-    wrong, refused = sum(case["ratio"] > 1 for case in judged), len(results) - len(judged)
-    ending = f"largest error {worst['largest error']:.1e}, {worst['ratio']:.2g} of the tolerance"
-    verdict = f"{'not equal' if wrong else 'equal'}: {len(judged) - wrong} of {len(judged)} cases"
-    verdict += f"; {refused} refused; {ending}" if refused else f"; {ending}"
-    status = int(wrong > 0)
-    return {"model": name, "tolerance": tolerance, "cases": results, "status": status, "verdict": verdict}
+        if graph == "plain":
+            cases.setdefault(index, ({}, {}))[side == "outputs"][name] = array
+    return {index: case for index, case in cases.items() if "text" not in case[0]}
 
 
 def _compare(
-    response: pb.ModelInferResponse, outputs: Mapping[str, Array], tolerance: Mapping[str, Any]
+    response: pb.ModelInferResponse, outputs: dict[str, Array], tolerance: dict[str, Any]
 ) -> dict[str, Any]:
-    contents = response.raw_output_contents or [b""] * len(response.outputs)
+    pairs = zip(response.outputs, response.raw_output_contents, strict=False)
+    rows: dict[str, Array] = {
+        o.name: np.frombuffer(content, DATA_TYPES[o.datatype]).reshape(o.shape) for o, content in pairs
+    }
     error = ratio = 0.0
-    rows = {}
-    for output, content in zip(response.outputs, contents, strict=True):
-        flat: Array = (
-            np.frombuffer(content, DATA_TYPES[output.datatype])
-            if content
-            else np.array(output.contents.fp32_contents)
-        )
-        rows[output.name] = flat.reshape(output.shape).astype(np.float64)
     for name, expected in outputs.items():
         if name not in rows or rows[name].shape != expected.shape:
-            return {"largest error": np.inf, "ratio": np.inf}
-        difference = np.abs(rows[name] - expected)
-        difference[np.isnan(rows[name]) & np.isnan(expected)] = 0
-        error = max(error, float(difference.max(initial=0)))
-        limits = tolerance["atol"] + tolerance["rtol"] * np.abs(expected)
-        ratio = max(ratio, float((difference / limits).max(initial=0)))
-    return {"largest error": error, "ratio": ratio}
+            return {
+                "largest error": f"{name} is missing or of another shape",
+                "ratio to the tolerance": np.inf,
+            }
+        difference = np.abs(rows[name].astype(np.float64) - expected)
+        difference = np.where(
+            np.isnan(rows[name]) & np.isnan(expected), 0, np.nan_to_num(difference, nan=np.inf)
+        )
+        limits = tolerance["atol"] + tolerance["rtol"] * np.abs(np.nan_to_num(expected))
+        error, ratio = max(error, float(difference.max())), max(ratio, float((difference / limits).max()))
+    return {"largest error": error, "ratio to the tolerance": ratio}

@@ -1,291 +1,346 @@
-"""Sends the reference texts to a server, alone and in batches, and compares the answers with the library's."""
+"""Compares a server with the library, text by text and in batches, and names likely causes of differences.
+
+Notation: N texts or pairs, d elements of an embedding, or one for each label of a score.
+"""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
-from itertools import chain
 from json import loads
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from attention_client._prove.causes import TOGETHER, Cause, CauseSearch, choose_items, cosines, within
-from attention_client._prove.library import Item, Library
-from attention_client._prove.servers import NotJudgedError, RefusedError, Server, ask
+from attention_client import AttentionClientError, InvalidArgumentError
+from attention_client._prove.library import Item, Library, Settings
+from attention_client._prove.servers import GrpcServer, ask
 from attention_client._values import Array
 
 TEXTS: Final[list[str]] = loads(files("attention_client").joinpath("_reference_texts.json").read_bytes())
-TEXT_COUNT: Final = 64
-# Servers take 32 texts in a request, or more.
-BATCH, OTHER_BATCH = 16, 7
-QUERIES: Final = 4
-# Lengths around the model's own are judged up to this one, at which the library still answers in time.
+WORDS: Final = "the of and to in is it you that he was for on are with as at be this from I have or by one "
+TEXT_COUNT, QUERIES, PROMPTED, SHOWN, EXCERPT = 64, 4, 8, 3, 60
+# Lengths around the model's own are judged up to this one, so that the library answers in time.
 LONGEST: Final = 512
-WORDS: Final = (
-    "the of and to in is it you that he was for on are with as at be this from I have or by one had not but "
-)
-PROMPTED: Final = 8
-EXCERPT: Final = 60
-EQUAL, NOT_EQUAL, NOT_JUDGED = range(3)
+# Texts in a request, and whether they are shuffled. Servers take 32 or more.
+BATCHES: Final = ((16, False), (7, True))
+# A cause explains rows if their distance from the library's is at most this part of that without the cause.
+MUCH, MOST_CAUSES, PAIRED, NEAR = 1 / 3, 3, 3, 0.003
+# How many texts a cause is computed for: those that differ most, and each n-th of the rest.
+WORST, REST = 8, 9
+# Rounding errors of two implementations have the same size, and are not equal.
+ROUNDING: Final = 4
+LENGTHS: Final = (128, 256, 384, 512, 1024, 2048)
+POOLINGS: Final = ("cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens")
+TOGETHER: Final[Mapping[str, Settings]] = {
+    "a batch is padded on the wrong side": {"padding_side": "left"},
+    "a batch is padded without a mask": {"overwrite": ("Transformer", "attention_mask", 1)},
+    "padding is pooled": {"overwrite": ("Pooling", "attention_mask", 1)},
+}
 
 
-@dataclass
-class Answers:
-    """What a server answers to items, by their indices: rows (d,), numbers of tokens, refusals."""
+def differences(library: Library) -> dict[str, Settings]:
+    """What servers are known to do otherwise. What a model does anyway explains nothing."""
+    return {
+        **{f"pooling is {mode} rather than {library.pooling}": {"pooling": mode} for mode in POOLINGS},
+        "the prompt is missing": {"prompt": ""},
+        **{
+            f"the prompt {name!r} is put before texts": {"prompt": text}
+            for name, text in library.prompts.items()
+        },
+        f"embeddings are{' not' * library.normalised} normalised": {"normalised": not library.normalised},
+        "special tokens are missing": {"add_special_tokens": False},
+        "texts are in lower case": {"item": lambda item: (item[0].lower(), item[1].lower())},
+        "the tokenizer's normaliser is missing": {"normalizer": None},
+        "long texts are cut at their beginning": {"truncation_side": "left"},
+        "scores are logits, without the activation": {"activation": "Identity"},
+        "scores are those after a sigmoid": {"activation": "Sigmoid"},
+        "query and text are swapped": {"item": lambda item: item[::-1]},
+        "token types are missing": {"overwrite": ("Transformer", "token_type_ids", 0)},
+    }
 
-    rows: dict[int, Array] = field(default_factory=dict)
-    tokens: dict[int, int] = field(default_factory=dict)
-    refusals: dict[int, str] = field(default_factory=dict)
 
-    def table(self, indices: Sequence[int]) -> Array:
-        """The rows of some items, (n, d)."""
-        return np.stack([self.rows[index] for index in indices])
-
-
-def judge(server: Server, library: Library, tolerance: float) -> dict[str, Any]:
-    """Judges a server: the report, with `status` and `verdict`.
+class Judge:
+    """Judges a server by the library: `report` is the result.
 
     Raises:
-        NotJudgedError: The server cannot be reached, refuses every request, or answers in another form.
+        AttentionClientError: The server cannot be judged: it cannot be reached, or refuses every text.
     """
-    items, lengths = make_items(library)
-    counts = {item: len(library.count_ids(item)) for item in items}
-    report: dict[str, Any] = {
-        "server": dict(server.describe()),
-        "library": library.version,
-        "tolerance": tolerance,
-    }
-    singles = [[index] for index in range(len(items))]
-    alone, again = (_ask_all(server, library, items, singles) for _ in range(2))
-    indices = sorted(alone.rows.keys() & again.rows.keys())
-    if not indices:
-        raise NotJudgedError(f"every text is refused: {next(iter(alone.refusals.values()))}")
-    reference = library.compute([[items[index]] for index in indices])
-    rows, causes = alone.table(indices), list[Cause]()
-    report["items"], report["refusals"] = (
-        len(items),
-        {_excerpt(items[at]): text for at, text in alone.refusals.items()},
-    )
-    if not np.isfinite(rows).all():
-        causes.append(Cause("NaN or infinity", "Answers have numbers that are not finite."))
-        rows = np.nan_to_num(rows, posinf=0, neginf=0)
-    settings = {}
-    if (width := rows.shape[1]) != reference.shape[1]:
-        report["width"] = {"server": width, "library": reference.shape[1]}
-        if width > reference.shape[1]:
-            causes.append(
-                Cause("another model", f"Its rows have {width} elements, not {reference.shape[1]}.")
-            )
-            return _conclude(report, causes, len(indices), len(indices))
-        settings = {"dimensions": width}
-        causes.append(
-            Cause(f"{width} of {reference.shape[1]} dimensions", "Embeddings are shorter than the model's.")
+
+    def __init__(self, server: GrpcServer, library: Library, tolerance: float) -> None:
+        server.choose_model()
+        self.server, self.library, self.tolerance = server, library, tolerance
+        self.items = make_items(library)
+        self.ids = [library.ids_of(item) for item in self.items]
+        self.tokens: dict[int, Any] = {}
+        self.refusals: dict[int, str] = {}
+        self.causes: list[str] = []
+        singles = [[index] for index in range(len(self.items))]
+        alone, again = self._send(singles), self._send(singles)
+        reference = library.compute([[item] for item in self.items])
+        if (width := alone.shape[1]) != reference.shape[1]:
+            self.causes.append(f"rows have {width} elements rather than {reference.shape[1]}")
+        settings: Settings = {"dimensions": width}
+        reference = library.cut(reference, settings)
+        alone, again = (rows[:, : reference.shape[1]] for rows in (alone, again))
+        judged = [index for index in range(len(alone)) if index not in self.refusals]
+        equal = self._fits(alone, reference)
+        figures = self._compare(alone[judged], reference[judged])
+        self.report: dict[str, Any] = {
+            "model": server.model,
+            "library": library.version,
+            "tolerance": tolerance,
+            "alone": figures,
+        }
+        figures["largest difference of the second time"] = repeated = float(np.nanmax(np.abs(alone - again)))
+        order = sorted(judged, key=lambda index: -_distances(alone[[index]], reference[[index]])[0])
+        chosen = [[index] for index in (*order[:WORST], *order[WORST::REST])]
+        settings, computed = self._explain(alone, chosen, settings, None)
+        allowed = tolerance + ROUNDING * self._explain_rest(alone, chosen, settings, computed)
+        if repeated > allowed:
+            self.causes.append("the same request has another answer the second time")
+        for size, is_shuffled in BATCHES:
+            groups = self._group(judged, size, is_shuffled=is_shuffled)
+            rows = self._send(groups)[:, : reference.shape[1]]
+            part = np.isfinite(rows + alone).all(axis=1)
+            equal &= ~part | self._fits(rows, reference)
+            self.report[f"in batches of {size}"] = self._compare(rows[part], reference[part])
+            self._explain_batches(rows, alone, groups, settings, allowed)
+        wrong = {
+            self._excerpt(index): ids
+            for index, ids in self.tokens.items()
+            if not self._has_tokens(index, ids)
+        }
+        self.report["tokens"] = {"equal": f"{len(self.tokens) - len(wrong)} of {len(self.tokens)}"}
+        self.report["tokens"] |= dict([*wrong.items()][:SHOWN])
+        self.report["longest texts"] = {
+            f"{len(self.ids[index])} tokens": "refused"
+            if index in self.refusals
+            else "equal"
+            if equal[index]
+            else "different"
+            for index in range(TEXT_COUNT - 4, TEXT_COUNT)
+        }
+        self.report["prompts"] = (
+            {}
+            if self.causes or library.scores
+            else dict(map(self._compare_prompt, server.prompts(library.prompts)))
         )
-        reference = library.compute([[items[index]] for index in indices], settings)
-    equal = within(rows, reference, tolerance)
-    report["alone"] = _compare(rows, reference, tolerance, library)
-    report["repeated"] = float(np.abs(rows - again.table(indices)).max())
-    norms = np.linalg.norm(np.stack([rows, reference]), axis=2)
-    report["lengths of vectors"] = {"server": _range(norms[0]), "library": _range(norms[1])}
-    search = CauseSearch(library, tolerance, counts)
-    chosen = choose_items(rows, reference)
-    batches = [[items[indices[at]]] for at in chosen]
-    explanation = search.explain(rows[chosen], batches, settings, None)
-    rest = [] if equal.all() else search.explain_rest(rows[chosen], batches, explanation)
-    causes += [*explanation.causes, *rest]
-    noise = float(np.abs(rows[chosen] - explanation.rows).max()) if rest else 0.0
-    if report["repeated"] > tolerance + 4 * noise:
-        causes.append(Cause("results that vary", "The same request has another answer the second time."))
-    differing = set(np.array(indices)[~equal].tolist())
-    report["in batches"], orders = [], list[bool]()
-    for size, seed in ((BATCH, None), (OTHER_BATCH, 0)):
-        groups = _group(items, indices, size, seed)
-        answers = _ask_all(server, library, items, groups)
-        present = [index for index in chain(*groups) if index in answers.rows]
-        if not present:
-            report["in batches"].append({"batch": size, "refused": next(iter(answers.refusals.values()))})
-            continue
-        batched, single = answers.table(present), alone.table(present)
-        place = [indices.index(index) for index in present]
-        figures = _compare(batched, reference[place], tolerance, library)
-        change = np.abs(batched - single).max(axis=1)
-        report["in batches"].append(
-            {"batch": size, **figures, "largest difference from alone": float(change.max())}
-        )
-        differing |= set(np.array(present)[~within(batched, reference[place], tolerance)].tolist())
-        unequal = ~within(batched, single, tolerance + 4 * noise)
-        if not unequal.any():
-            continue
-        position = {index: at for at, index in enumerate(present)}
-        moved = [_is_moved(batched, single, position, group, tolerance) for group in groups]
-        orders.append(sum(moved) >= 0.8 * unequal.sum())  # noqa: PLR2004 - some move to equal texts
-        if orders[-1]:
-            causes.append(
-                Cause("results in another order", "Answers in a batch are those of its other texts.")
+        self.report["refused"] = {self._excerpt(index): text for index, text in self.refusals.items()}
+        verdict = f"equal: {equal[judged].sum()} of {len(judged)} texts, alone and in batches"
+        verdict += f"; {len(self.refusals)} refused" * bool(self.refusals)
+        verdict += f"; largest difference {figures['largest difference']:.1e}"
+        if not library.scores:
+            verdict += f", smallest cosine {figures['smallest cosine']:.6f}"
+        if self.causes:
+            verdict = f"not {verdict}; likely cause: {', and '.join(self.causes)}"
+        self.report |= {"causes": self.causes, "status": int(bool(self.causes)), "verdict": verdict}
+
+    def _send(self, groups: Sequence[Sequence[int]]) -> Array:
+        """The rows of all texts, (N, d): NaN for those that are refused or in no group."""
+        rows: dict[int, Array] = {}
+        for group in groups:
+            query, texts = self.items[group[0]][0], [self.items[index][1] for index in group]
+            try:
+                answer = ask(self.server, query, texts, scores=self.library.scores)
+            except InvalidArgumentError as error:
+                self.refusals |= dict.fromkeys(group, str(error))
+                continue
+            if not np.isfinite(answer).all() and not self.causes:
+                self.causes.append("answers have NaN or infinity")
+            rows |= zip(group, np.nan_to_num(answer), strict=True)
+            tokens: Any = self.server.tokens
+            if len(group) == 1 and not self.library.scores:
+                with suppress(AttentionClientError):
+                    tokens = self.server.tokenize(texts[0]) or tokens
+                self.tokens |= {} if tokens is None else {group[0]: tokens}
+        if not rows:
+            raise AttentionClientError(f"every request is refused: {next(iter(self.refusals.values()))}")
+        missing = np.full_like(next(iter(rows.values())), np.nan)
+        return np.stack([rows.get(index, missing) for index in range(len(self.items))])
+
+    def _group(self, indices: list[int], size: int, *, is_shuffled: bool) -> list[list[int]]:
+        """Batches of texts that have the same query."""
+        queries: dict[str, list[int]] = {}
+        for index in random.Random(0).sample(indices, len(indices)) if is_shuffled else indices:  # noqa: S311
+            queries.setdefault(self.items[index][0], []).append(index)
+        return [part[at : at + size] for part in queries.values() for at in range(0, len(part), size)]
+
+    def _explain(
+        self, rows: Array, groups: list[list[int]], settings: Settings, table: Mapping[str, Settings] | None
+    ) -> tuple[Settings, Array]:
+        """Adds the causes that explain rows; returns the settings of all, and what the library computes.
+
+        A table of None stands for the causes that matter for texts one by one.
+        """
+        batches = [[self.items[index] for index in group] for group in groups]
+        indices = [index for group in groups for index in group]
+        computed = self.library.compute(batches, settings)
+        while len(self.causes) < MOST_CAUSES and not self._fits(rows[indices], computed).all():
+            changes = table or differences(self.library) | self._truncate(rows, indices, settings, computed)
+            best = _distances(rows[indices], computed).mean() * MUCH
+            ranking = self._rank(
+                rows[indices], batches, {(name,): settings | changes[name] for name in changes}
             )
-        else:
-            worst = sorted(
-                groups, key=lambda group: -max(change[position[i]] for i in group if i in position)
-            )[:3]
-            worst = [[index for index in group if index in position] for group in worst]
-            part = batched[[position[index] for group in worst for index in group]]
-            company = [[items[index] for index in group] for group in worst]
-            padding = search.explain(part, company, explanation.settings, TOGETHER).causes
-            causes += padding or [
-                Cause("dependence on the batch", "Texts have other results beside other texts.")
-            ]
-    report["order"] = "swapped in batches" if any(orders) else "kept"
-    report["tokens"] = _compare_tokens(server, library, items, counts, alone)
-    report["grid of lengths"] = {
-        f"{counts[items[index]]} tokens": "refused"
-        if index not in alone.rows
-        else "different"
-        if index in differing
-        else "equal"
-        for index in lengths
-    }
-    report["prompts"] = _compare_prompts(server, library, causes, tolerance)
-    return _conclude(report, causes, len(differing), len(indices))
+            if ranking and ranking[0][0] > best > NEAR:  # two of them, one of which is among the best
+                firsts = [(names, changed) for _, names, changed, _ in ranking[:PAIRED]]
+                pairs = {
+                    (*names, name): changed | changes[name] for names, changed in firsts for name in changes
+                }
+                ranking = self._rank(rows[indices], batches, pairs)
+            if not ranking or ranking[0][0] > best:
+                break
+            _, names, settings, computed = ranking[0]
+            self.causes += names
+        return settings, computed
+
+    def _rank(
+        self, rows: Array, batches: Sequence[Sequence[Item]], table: Mapping[tuple[str, ...], Settings]
+    ) -> list[tuple[float, tuple[str, ...], Settings, Array]]:
+        """Causes with distance, settings, and what the library computes with them, the nearest first."""
+        ranking = []
+        for names, settings in table.items():
+            with suppress(Exception):  # the libraries raise many types if a model cannot do it
+                computed = self.library.compute(batches, settings)
+                ranking.append((float(_distances(rows, computed).mean()), names, settings, computed))
+        return sorted(ranking, key=lambda entry: entry[0])
+
+    def _truncate(
+        self, rows: Array, indices: list[int], settings: Settings, computed: Array
+    ) -> dict[str, Settings]:
+        """The number of tokens to which texts are cut, if those that differ are the longest ones."""
+        equal = self._fits(rows[indices], computed)
+        lengths = np.array([len(self.ids[index]) for index in indices])
+        short, end = max(lengths[equal], default=0), min(lengths[~equal])
+        index, most = indices[int(np.argmax(lengths * ~equal))], max(lengths[~equal])
+        distances: dict[int, float] = {}
+        limit = self.library.max_tokens or most
+        for length in sorted(
+            {*LENGTHS, limit + 1, limit + 2, most, *range(short, min(end, short + LONGEST))}
+        ):
+            if 0 < short <= length <= most and short < end:
+                with suppress(IndexError, RuntimeError):  # more positions than the model has
+                    row = self.library.compute([[self.items[index]]], settings | {"max_length": int(length)})
+                    distances[int(length)] = _distances(rows[[index]], row)[0]
+        if not distances:
+            return {}
+        length = min(distances, key=distances.__getitem__)
+        return {
+            f"texts are cut to {length} tokens rather than {self.library.max_tokens}": {"max_length": length}
+        }
+
+    def _explain_rest(
+        self, rows: Array, groups: list[list[int]], settings: Settings, computed: Array
+    ) -> float:
+        """Adds rounding, by its size, or that there is another cause; returns the largest difference."""
+        rows, batches = rows[[group[0] for group in groups]], [[self.items[group[0]]] for group in groups]
+        if self._fits(rows, computed).all():
+            return 0.0
+        distances, largest = _distances(rows, computed), float(np.abs(rows - computed).max())
+        cause = "something else" if self.causes else "another model, or something unknown"
+        if not self.library.scores and _cosines(rows, computed).min() > 0.9:  # noqa: PLR2004
+            cause = "embeddings are integers" if np.array_equal(rows, rows.round()) else "weights have 8 bits"
+        for precision in ("bfloat16", "float16"):
+            rounding = ROUNDING * _distances(
+                self.library.compute(batches, settings | {"precision": precision}), computed
+            )
+            if distances.mean() <= rounding.mean() and distances.max() <= rounding.max():
+                cause = f"precision is {precision}"
+        if (
+            decimals := next((n for n in range(1, 7) if np.allclose(rows, rows.round(n), 0, 1e-9)), 0)
+        ) and largest < 10**-decimals:
+            cause = f"numbers have {decimals} decimals"
+        self.causes.append(cause)
+        return largest
+
+    def _explain_batches(
+        self, rows: Array, alone: Array, groups: list[list[int]], settings: Settings, allowed: float
+    ) -> None:
+        """Adds the causes of differences between the same texts alone and in batches."""
+        unequal = (np.abs(rows - alone) > allowed * (1 + 2 * np.abs(alone))).any(axis=1)  # not if NaN
+        moved, count = 0, len(self.causes)
+        for group in groups:
+            fits = (np.abs(rows[group][:, None] - alone[group]) <= allowed).all(axis=2)
+            moved += int((fits.any(axis=1) & ~fits.diagonal()).sum())
+        if moved > unequal.sum() / 2:
+            self.causes.append("results of a batch are in another order")
+        elif unequal.any():
+            self._explain(
+                rows, sorted(groups, key=lambda group: -unequal[group].sum())[:3], settings, TOGETHER
+            )
+            self.causes += (
+                ["texts have other results beside other texts"] if len(self.causes) == count else []
+            )
+
+    def _compare(self, rows: Array, reference: Array) -> dict[str, Any]:
+        equal, angles, lengths = (
+            self._fits(rows, reference),
+            _cosines(rows, reference),
+            np.linalg.norm(rows, axis=1),
+        )
+        figures = {
+            "equal": f"{equal.sum()} of {len(rows)}",
+            "largest difference": float(np.abs(rows - reference).max()),
+        }
+        angular = {"smallest cosine": float(angles.min()), "mean cosine": float(angles.mean())}
+        ranges = {"lengths of vectors": f"{lengths.min():.4g} to {lengths.max():.4g}"}
+        return figures if self.library.scores else figures | angular | ranges
+
+    def _compare_prompt(self, name: str) -> tuple[str, str]:
+        """Compares a few texts with a prompt that requests name."""
+        texts = TEXTS[4 : 4 + PROMPTED]
+        batches, settings = [[("", text)] for text in texts], {"prompt": self.library.prompts[name]}
+        try:
+            rows = ask(self.server, "", texts, name, scores=False)
+        except InvalidArgumentError as error:
+            return name, f"refused: {error}"
+        if self._fits(rows, self.library.compute(batches, settings)).all():
+            return name, "equal"
+        result = "ignored" if self._fits(rows, self.library.compute(batches)).all() else "different"
+        self.causes.append(f"the prompt {name!r} of requests is {result}")
+        return name, result
+
+    def _has_tokens(self, index: int, tokens: Any) -> bool:
+        """Whether ids, or a number of tokens before or after truncation, are the library's."""
+        count = len(self.ids[index])
+        return tokens in (self.ids[index], count, min(count, self.library.max_tokens or count))
+
+    def _fits(self, rows: Array, reference: Array) -> NDArray[np.bool_]:
+        """Whether each row equals its reference; not if it has NaN."""
+        limits = self.tolerance * (1 + 2 * np.abs(reference))
+        equal: NDArray[np.bool_] = (np.abs(rows - reference) <= limits).all(axis=1)
+        return equal
+
+    def _excerpt(self, index: int) -> str:
+        text = " | ".join(filter(None, self.items[index]))[:EXCERPT]
+        return f"text {index}, {len(self.ids[index])} tokens, {text!r}"
 
 
-def make_items(library: Library) -> tuple[list[Item], list[int]]:
-    """The texts, or pairs, and the indices of those with lengths around the largest number of tokens."""
-    reader = library.model.tokenizer
-    special = [f"{token} is a token, {token}too" for token in reader.all_special_tokens[:4]]
+def make_items(library: Library) -> list[Item]:
+    """The texts, or pairs; the last four have lengths around the largest number of tokens."""
+    special = [f"{token} is a token, {token}too" for token in library.model.tokenizer.all_special_tokens[:4]]
     joined = [f"{first} {second}" for first, second in zip(TEXTS[4:], TEXTS[14:], strict=False)]
     texts = [*dict.fromkeys([*TEXTS, *special, *joined])][: TEXT_COUNT - 4]
     queries = TEXTS[4 : 4 + QUERIES] if library.scores else [""]
-    items = [(queries[index % len(queries)], text) for index, text in enumerate(texts)]
     most = min(library.max_tokens or LONGEST, LONGEST)
-    long = WORDS * (2 * most)
     for count in (most - 1, most, most + 1, 2 * most):
-        low, high = 0, 8 * count  # characters; a text has no more tokens with one character less
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = len(library.count_ids((queries[0], long[:middle]))) <= count
-            low, high = (middle, high) if fits else (low, middle - 1)
-        items.append((queries[0], long[:low]))
-    return items, [*range(len(texts), len(items))]
-
-
-def _ask_all(server: Server, library: Library, items: list[Item], groups: list[list[int]]) -> Answers:
-    answers = Answers()
-    for group in groups:
-        query, texts = items[group[0]][0], [items[index][1] for index in group]
-        try:
-            rows, tokens = ask(server, query, texts, None, scores=library.scores)
-        except RefusedError as error:
-            answers.refusals |= dict.fromkeys(group, str(error))
-            continue
-        answers.rows |= dict(zip(group, rows, strict=True))
-        if tokens is not None and len(group) == 1:
-            answers.tokens[group[0]] = tokens
-    return answers
-
-
-def _group(items: list[Item], indices: Sequence[int], size: int, seed: int | None) -> list[list[int]]:
-    """The batches: of one query each, in order or shuffled."""
-    order = list(indices)
-    if seed is not None:
-        random.Random(seed).shuffle(order)  # noqa: S311 - not a secret
-    queries: dict[str, list[int]] = {}
-    for index in order:
-        queries.setdefault(items[index][0], []).append(index)
-    return [part[at : at + size] for part in queries.values() for at in range(0, len(part), size)]
-
-
-def _is_moved(
-    batched: Array, single: Array, position: dict[int, int], group: list[int], tolerance: float
-) -> int:
-    """How many rows of a batch are not those of their texts, but those of others in the batch."""
-    places = [position[index] for index in group if index in position]
-    count = 0
-    for place in places:
-        fits = within(single[places], np.broadcast_to(batched[place], single[places].shape), tolerance)
-        count += bool(fits.any()) and not fits[places.index(place)]
-    return count
-
-
-def _compare(rows: Array, reference: Array, tolerance: float, library: Library) -> dict[str, Any]:
-    figures: dict[str, Any] = {
-        "equal": int(within(rows, reference, tolerance).sum()),
-        "of": len(rows),
-        "largest difference": float(np.abs(rows - reference).max()),
-    }
-    if not library.scores:
-        angles = cosines(rows, reference)
-        figures |= {"smallest cosine": float(angles.min()), "mean cosine": float(angles.mean())}
-    return figures
-
-
-def _compare_tokens(
-    server: Server, library: Library, items: list[Item], counts: dict[Item, int], alone: Answers
-) -> dict[str, Any]:
-    """Ids if the server tells them, otherwise numbers of tokens, of whole texts or of those that are cut."""
-    equal, first, total = 0, "", 0
-    for index, item in enumerate(items):
-        theirs: Any = alone.tokens.get(index)
-        ours: Any = (counts[item], min(counts[item], library.max_tokens or counts[item]))
-        if not library.scores and index in alone.rows:
-            try:
-                ids = server.tokenize(item[1])
-            except (RefusedError, KeyError, TypeError, IndexError) as error:
-                ids, first = None, first or f"no ids: {error}"
-            theirs, ours = (theirs, ours) if ids is None else (ids, (library.count_ids(item),))
-        if theirs is None:
-            continue
-        total, equal = total + 1, equal + (theirs in ours)
-        if theirs not in ours:
-            first = (
-                first or f"{_excerpt(item)}: {str(theirs)[:EXCERPT]}; the library {str(ours[0])[:EXCERPT]}"
-            )
-    return {"equal": equal, "of": total, **({"first difference": first} if first else {})}
-
-
-def _compare_prompts(
-    server: Server, library: Library, causes: list[Cause], tolerance: float
-) -> dict[str, str]:
-    """Whether the model's prompts, by name, have their effect. Not asked if default results differ."""
-    results: dict[str, str] = {}
-    texts = TEXTS[4 : 4 + PROMPTED]
-    for name in [] if library.scores or causes else server.prompts(library.prompts):
-        try:
-            rows, _ = ask(server, "", texts, name, scores=False)
-        except RefusedError as error:
-            results[name] = f"refused: {error}"
-            continue
-        batches = [[("", text)] for text in texts]
-        if within(rows, library.compute(batches, {"prompt": library.prompts[name]}), tolerance).all():
-            results[name] = "equal"
-            continue
-        is_ignored = within(rows, library.compute(batches), tolerance).all()
-        results[name] = "ignored" if is_ignored else "different"
-        causes.append(Cause(f"prompt {name!r} is {results[name]}", "Requests name it."))
-    return results
-
-
-def _conclude(report: dict[str, Any], causes: list[Cause], differing: int, total: int) -> dict[str, Any]:
-    """Adds causes, status and the verdict in one line."""
-    report["causes"] = {cause.name: cause.text for cause in causes}
-    report["status"] = NOT_EQUAL if causes else EQUAL
-    refused = f"; {len(report['refusals'])} refused" if report["refusals"] else ""
-    figures = report.get("alone", {})
-    largest = f"largest difference {figures['largest difference']:.1e}" if figures else ""
-    cosine = f", smallest cosine {figures['smallest cosine']:.6f}" if "smallest cosine" in figures else ""
-    if not causes:
-        report["verdict"] = f"equal: {total} of {total}, alone and in batches{refused}; {largest}{cosine}"
-    else:
-        names = "; then ".join(report["causes"])
-        report["verdict"] = (
-            f"not equal: {differing} of {total} differ{refused}; {largest}{cosine}; likely cause: {names}"
+        long = WORDS * count
+        end = bisect_right(
+            range(8 * count), count, key=lambda end: len(library.ids_of((queries[0], long[:end])))
         )
-    return report
+        texts.append(long[: max(end - 1, 0)])
+    return [(queries[index % len(queries)], text) for index, text in enumerate(texts)]
 
 
-def _range(values: Array) -> str:
-    return f"{values.min():.4g} to {values.max():.4g}"
+def _distances(rows: Array, reference: Array) -> Array:
+    lengths = np.maximum(np.linalg.norm(reference, axis=1), 1e-6)
+    result: Array = np.minimum(np.linalg.norm(rows - reference, axis=1) / lengths, 2.0)
+    return result
 
 
-def _excerpt(item: Item) -> str:
-    return repr(" | ".join(part for part in item if part)[:EXCERPT])
+def _cosines(rows: Array, reference: Array) -> Array:
+    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(reference, axis=1)
+    result: Array = (rows * reference).sum(axis=1) / np.maximum(lengths, 1e-12)
+    return result
