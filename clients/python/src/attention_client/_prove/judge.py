@@ -21,15 +21,17 @@ from attention_client._values import Array
 
 TEXTS: Final[list[str]] = loads(files("attention_client").joinpath("_reference_texts.json").read_bytes())
 WORDS: Final = "the of and to in is it you that he was for on are with as at be this from I have or by one "
-TEXT_COUNT, QUERIES, PROMPTED, SHOWN, EXCERPT = 64, 4, 8, 3, 60
+TEXT_COUNT, QUERIES, PROMPTED, EXAMPLES, EXCERPT = 64, 4, 8, 3, 60
+# The texts with lengths around the largest number of tokens.
+GRID: Final = range(TEXT_COUNT - 4, TEXT_COUNT)
 # Lengths around the model's own are judged up to this one, so that the library answers in time.
 LONGEST: Final = 512
 # Texts in a request, and whether they are shuffled. Servers take 32 or more.
 BATCHES: Final = ((16, False), (7, True))
 # A cause explains rows if their distance from the library's is at most this part of that without the cause.
 MUCH, MOST_CAUSES, PAIRED, NEAR = 1 / 3, 3, 3, 0.003
-# How many texts a cause is computed for: those that differ most, and each n-th of the rest.
-WORST, REST = 8, 9
+# A cause is computed for the longest texts, as many of those that differ most, and each n-th of the rest.
+WORST, STEP = 8, 9
 # Rounding errors of two implementations have the same size, and are not equal.
 ROUNDING: Final = 4
 LENGTHS: Final = (128, 256, 384, 512, 1024, 2048)
@@ -76,6 +78,7 @@ class Judge:
         self.ids = [library.ids_of(item) for item in self.items]
         self.tokens: dict[int, Any] = {}
         self.refusals: dict[int, str] = {}
+        self.refused_batches: dict[str, str] = {}
         self.causes: list[str] = []
         singles = [[index] for index in range(len(self.items))]
         alone, again = self._send(singles), self._send(singles)
@@ -88,15 +91,11 @@ class Judge:
         judged = [index for index in range(len(alone)) if index not in self.refusals]
         equal = self._fits(alone, reference)
         figures = self._compare(alone[judged], reference[judged])
-        self.report: dict[str, Any] = {
-            "model": server.model,
-            "library": library.version,
-            "tolerance": tolerance,
-            "alone": figures,
-        }
         figures["largest difference of the second time"] = repeated = float(np.nanmax(np.abs(alone - again)))
+        report: dict[str, Any] = {"model": server.model, "library": library.version, "tolerance": tolerance}
+        report["alone"] = figures
         order = sorted(judged, key=lambda index: -_distances(alone[[index]], reference[[index]])[0])
-        chosen = [[index] for index in (*order[:WORST], *order[WORST::REST])]
+        chosen = [[index] for index in sorted({*order[:WORST], *order[WORST::STEP], *GRID} & {*judged})]
         settings, computed = self._explain(alone, chosen, settings, None)
         allowed = tolerance + ROUNDING * self._explain_rest(alone, chosen, settings, computed)
         if repeated > allowed:
@@ -106,37 +105,35 @@ class Judge:
             rows = self._send(groups)[:, : reference.shape[1]]
             part = np.isfinite(rows + alone).all(axis=1)
             equal &= ~part | self._fits(rows, reference)
-            self.report[f"in batches of {size}"] = self._compare(rows[part], reference[part])
+            report[f"in batches of {size}"] = self._compare(rows[part], reference[part])
             self._explain_batches(rows, alone, groups, settings, allowed)
-        wrong = {
-            self._excerpt(index): ids
-            for index, ids in self.tokens.items()
-            if not self._has_tokens(index, ids)
+        self._conclude(report, equal, judged)
+
+    def _conclude(self, report: dict[str, Any], equal: NDArray[np.bool_], judged: list[int]) -> None:
+        """Adds tokens, lengths, prompts, refusals, causes and the verdict in one line."""
+        wrong = [index for index, tokens in self.tokens.items() if not self._has_tokens(index, tokens)]
+        report["tokens"] = {"equal": f"{len(self.tokens) - len(wrong)} of {len(self.tokens)}"}
+        report["tokens"] |= {
+            self._excerpt(index): str(self.tokens[index])[:EXCERPT] for index in wrong[:EXAMPLES]
         }
-        self.report["tokens"] = {"equal": f"{len(self.tokens) - len(wrong)} of {len(self.tokens)}"}
-        self.report["tokens"] |= dict([*wrong.items()][:SHOWN])
-        self.report["longest texts"] = {
-            f"{len(self.ids[index])} tokens": "refused"
-            if index in self.refusals
-            else "equal"
-            if equal[index]
-            else "different"
-            for index in range(TEXT_COUNT - 4, TEXT_COUNT)
+        results = {index: ("different", "equal")[equal[index]] for index in judged}
+        report["longest texts"] = {
+            f"{len(self.ids[index])} tokens": results.get(index, "refused") for index in GRID
         }
-        self.report["prompts"] = (
-            {}
-            if self.causes or library.scores
-            else dict(map(self._compare_prompt, server.prompts(library.prompts)))
-        )
-        self.report["refused"] = {self._excerpt(index): text for index, text in self.refusals.items()}
+        report["prompts"] = {}
+        if not self.causes and not self.library.scores:
+            report["prompts"] |= map(self._compare_prompt, self.server.prompts(self.library.prompts))
+        report["refused"] = {self._excerpt(index): text for index, text in self.refusals.items()}
+        report["refused"] |= self.refused_batches
+        if not self.causes and not equal[judged].all():
+            self.causes.append("rounding, by more than the tolerance")
         verdict = f"equal: {equal[judged].sum()} of {len(judged)} texts, alone and in batches"
         verdict += f"; {len(self.refusals)} refused" * bool(self.refusals)
-        verdict += f"; largest difference {figures['largest difference']:.1e}"
-        if not library.scores:
-            verdict += f", smallest cosine {figures['smallest cosine']:.6f}"
-        if self.causes:
-            verdict = f"not {verdict}; likely cause: {', and '.join(self.causes)}"
-        self.report |= {"causes": self.causes, "status": int(bool(self.causes)), "verdict": verdict}
+        verdict += f"; largest difference {report['alone']['largest difference']:.1e}"
+        verdict += f", {report['alone']['cosines']}" if "cosines" in report["alone"] else ""
+        if causes := [*dict.fromkeys(self.causes)]:
+            verdict = f"not {verdict}; likely cause: {', and '.join(causes)}"
+        self.report = report | {"causes": causes, "status": int(bool(causes)), "verdict": verdict}
 
     def _send(self, groups: Sequence[Sequence[int]]) -> Array:
         """The rows of all texts, (N, d): NaN for those that are refused or in no group."""
@@ -146,7 +143,10 @@ class Judge:
             try:
                 answer = ask(self.server, query, texts, scores=self.library.scores)
             except InvalidArgumentError as error:
-                self.refusals |= dict.fromkeys(group, str(error))
+                if len(group) == 1:
+                    self.refusals[group[0]] = str(error)
+                else:
+                    self.refused_batches[f"{len(group)} texts"] = str(error)
                 continue
             if not np.isfinite(answer).all() and not self.causes:
                 self.causes.append("answers have NaN or infinity")
@@ -157,7 +157,8 @@ class Judge:
                     tokens = self.server.tokenize(texts[0]) or tokens
                 self.tokens |= {} if tokens is None else {group[0]: tokens}
         if not rows:
-            raise AttentionClientError(f"every request is refused: {next(iter(self.refusals.values()))}")
+            reasons = [*self.refused_batches.values(), *self.refusals.values()]
+            raise AttentionClientError(f"every request is refused: {reasons[0]}")
         missing = np.full_like(next(iter(rows.values())), np.nan)
         return np.stack([rows.get(index, missing) for index in range(len(self.items))])
 
@@ -181,13 +182,13 @@ class Judge:
         while len(self.causes) < MOST_CAUSES and not self._fits(rows[indices], computed).all():
             changes = table or differences(self.library) | self._truncate(rows, indices, settings, computed)
             best = _distances(rows[indices], computed).mean() * MUCH
-            ranking = self._rank(
-                rows[indices], batches, {(name,): settings | changes[name] for name in changes}
-            )
+            singles: dict[tuple[str, ...], Settings] = {(name,): settings | changes[name] for name in changes}
+            ranking = self._rank(rows[indices], batches, singles)
             if ranking and ranking[0][0] > best > NEAR:  # two of them, one of which is among the best
-                firsts = [(names, changed) for _, names, changed, _ in ranking[:PAIRED]]
                 pairs = {
-                    (*names, name): changed | changes[name] for names, changed in firsts for name in changes
+                    (*names, name): changed | changes[name]
+                    for _, names, changed, _ in ranking[:PAIRED]
+                    for name in changes
                 }
                 ranking = self._rank(rows[indices], batches, pairs)
             if not ranking or ranking[0][0] > best:
@@ -197,7 +198,7 @@ class Judge:
         return settings, computed
 
     def _rank(
-        self, rows: Array, batches: Sequence[Sequence[Item]], table: Mapping[tuple[str, ...], Settings]
+        self, rows: Array, batches: Sequence[Sequence[Item]], table: dict[tuple[str, ...], Settings]
     ) -> list[tuple[float, tuple[str, ...], Settings, Array]]:
         """Causes with distance, settings, and what the library computes with them, the nearest first."""
         ranking = []
@@ -217,9 +218,8 @@ class Judge:
         index, most = indices[int(np.argmax(lengths * ~equal))], max(lengths[~equal])
         distances: dict[int, float] = {}
         limit = self.library.max_tokens or most
-        for length in sorted(
-            {*LENGTHS, limit + 1, limit + 2, most, *range(short, min(end, short + LONGEST))}
-        ):
+        candidates = {*LENGTHS, limit + 1, limit + 2, most, *range(short, min(end, short + LONGEST))}
+        for length in sorted(candidates):
             if 0 < short <= length <= most and short < end:
                 with suppress(IndexError, RuntimeError):  # more positions than the model has
                     row = self.library.compute([[self.items[index]]], settings | {"max_length": int(length)})
@@ -227,9 +227,8 @@ class Judge:
         if not distances:
             return {}
         length = min(distances, key=distances.__getitem__)
-        return {
-            f"texts are cut to {length} tokens rather than {self.library.max_tokens}": {"max_length": length}
-        }
+        name = f"texts are cut to {length} tokens rather than {self.library.max_tokens}"
+        return {name: {"max_length": length}}
 
     def _explain_rest(
         self, rows: Array, groups: list[list[int]], settings: Settings, computed: Array
@@ -243,14 +242,12 @@ class Judge:
         if not self.library.scores and _cosines(rows, computed).min() > 0.9:  # noqa: PLR2004
             cause = "embeddings are integers" if np.array_equal(rows, rows.round()) else "weights have 8 bits"
         for precision in ("bfloat16", "float16"):
-            rounding = ROUNDING * _distances(
-                self.library.compute(batches, settings | {"precision": precision}), computed
-            )
+            changed = self.library.compute(batches, settings | {"precision": precision})
+            rounding = ROUNDING * _distances(changed, computed)
             if distances.mean() <= rounding.mean() and distances.max() <= rounding.max():
                 cause = f"precision is {precision}"
-        if (
-            decimals := next((n for n in range(1, 7) if np.allclose(rows, rows.round(n), 0, 1e-9)), 0)
-        ) and largest < 10**-decimals:
+        decimals = next((n for n in range(1, 7) if np.allclose(rows, rows.round(n), 0, 1e-9)), 0)
+        if decimals and largest < 10**-decimals:
             cause = f"numbers have {decimals} decimals"
         self.causes.append(cause)
         return largest
@@ -267,26 +264,19 @@ class Judge:
         if moved > unequal.sum() / 2:
             self.causes.append("results of a batch are in another order")
         elif unequal.any():
-            self._explain(
-                rows, sorted(groups, key=lambda group: -unequal[group].sum())[:3], settings, TOGETHER
-            )
-            self.causes += (
-                ["texts have other results beside other texts"] if len(self.causes) == count else []
-            )
+            worst = sorted(groups, key=lambda group: -unequal[group].sum())[:3]
+            self._explain(rows, worst, settings, TOGETHER)
+            if len(self.causes) == count:
+                self.causes.append("texts have other results beside other texts")
 
     def _compare(self, rows: Array, reference: Array) -> dict[str, Any]:
-        equal, angles, lengths = (
-            self._fits(rows, reference),
-            _cosines(rows, reference),
-            np.linalg.norm(rows, axis=1),
-        )
-        figures = {
-            "equal": f"{equal.sum()} of {len(rows)}",
-            "largest difference": float(np.abs(rows - reference).max()),
-        }
-        angular = {"smallest cosine": float(angles.min()), "mean cosine": float(angles.mean())}
-        ranges = {"lengths of vectors": f"{lengths.min():.4g} to {lengths.max():.4g}"}
-        return figures if self.library.scores else figures | angular | ranges
+        equal, largest = self._fits(rows, reference), float(np.abs(rows - reference).max())
+        figures: dict[str, Any] = {"equal": f"{equal.sum()} of {len(rows)}", "largest difference": largest}
+        if not self.library.scores:
+            angles, lengths = _cosines(rows, reference), np.linalg.norm(rows, axis=1)
+            figures["cosines"] = f"cosines from {angles.min():.6f}, {angles.mean():.6f} on average"
+            figures["lengths of vectors"] = f"{lengths.min():.4g} to {lengths.max():.4g}"
+        return figures
 
     def _compare_prompt(self, name: str) -> tuple[str, str]:
         """Compares a few texts with a prompt that requests name."""
@@ -322,7 +312,7 @@ def make_items(library: Library) -> list[Item]:
     """The texts, or pairs; the last four have lengths around the largest number of tokens."""
     special = [f"{token} is a token, {token}too" for token in library.model.tokenizer.all_special_tokens[:4]]
     joined = [f"{first} {second}" for first, second in zip(TEXTS[4:], TEXTS[14:], strict=False)]
-    texts = [*dict.fromkeys([*TEXTS, *special, *joined])][: TEXT_COUNT - 4]
+    texts = [*dict.fromkeys([*TEXTS, *special, *joined])][: GRID[0]]
     queries = TEXTS[4 : 4 + QUERIES] if library.scores else [""]
     most = min(library.max_tokens or LONGEST, LONGEST)
     for count in (most - 1, most, most + 1, 2 * most):
