@@ -45,6 +45,8 @@ class EncoderFacts(Record):
     truncates: bool = False
     """Whether texts with more tokens than the model takes are cut, unless a request says otherwise. Otherwise
     they are refused."""
+    truncation_side: Literal["right", "left"] = "right"
+    """Which end of a text that is cut loses tokens, unless a request says otherwise."""
     quantisation_ranges: dict[Size, PositiveFloat] = Field(default_factory=dict)
     """By number of elements, the largest absolute value of the embeddings of the proof's texts. Empty in
     earlier manifests, and without a reference."""
@@ -61,6 +63,8 @@ class ClassifierFacts(Record):
     """What the graph applies to the logits, which are an output of their own unless it is the identity."""
     truncates: bool = False
     """As `EncoderFacts.truncates`."""
+    truncation_side: Literal["right", "left"] = "right"
+    """As `EncoderFacts.truncation_side`."""
     row_elements: Size = 1
     """As `EncoderFacts.row_elements`."""
 

@@ -105,6 +105,7 @@ class EncoderInfo:
         prompts: Names of the prompts.
         default_prompt: Name of the prompt of requests that name none; empty for none.
         truncates: Whether long texts are cut unless a request says otherwise.
+        truncation_side: Which end of a text that is cut loses tokens: "right" or "left".
         quantisation_ranges: By number of elements, the absolute value that 127 stands for in int8; 1 without.
     """
 
@@ -115,6 +116,7 @@ class EncoderInfo:
     prompts: tuple[str, ...]
     default_prompt: str
     truncates: bool
+    truncation_side: str = "right"
     quantisation_ranges: Mapping[int, float] = field(default_factory=dict, hash=False)
 
 
@@ -127,6 +129,7 @@ class ClassifierInfo:
         labels: The name of each score.
         activation: What was applied to the logits: "sigmoid", "softmax" or "identity".
         truncates: Whether long texts are cut unless a request says otherwise.
+        truncation_side: As `EncoderInfo.truncation_side`.
         returns_raw_scores: Whether requests may ask for scores before the activation.
     """
 
@@ -134,6 +137,7 @@ class ClassifierInfo:
     labels: tuple[str, ...]
     activation: str
     truncates: bool
+    truncation_side: str = "right"
     returns_raw_scores: bool = False
 
 
@@ -178,6 +182,7 @@ class ModelInfo:
             digits. Models with equal digests are the same; empty if the model is not ready.
         attention_weights: Name of the output with attention weights, which `return_weights` returns; empty if
             there is none.
+        aliases: Further names under which requests reach the model.
     """
 
     name: str
@@ -199,6 +204,7 @@ class ModelInfo:
     text_classifier: ClassifierInfo | None = None
     digest: str = ""
     attention_weights: str = ""
+    aliases: tuple[str, ...] = ()
 
     @classmethod
     def from_proto(cls, model: pb.Model) -> Self:
@@ -225,6 +231,8 @@ def _read(cls: type[_InfoT], message: Message, **values: Any) -> _InfoT:
     """An object with `values`, and with the message's fields of the same names for the rest."""
     for name in {attribute.name for attribute in fields(cls)} - values.keys():  # type: ignore[arg-type]
         value = getattr(message, name)
+        if name == "truncation_side":
+            value = "left" if value == pb.TRUNCATION_SIDE_LEFT else "right"
         is_plain = isinstance(value, str | int | float)
         values[name] = value if is_plain else dict(value) if hasattr(value, "items") else tuple(value)
     return cls(**values)
