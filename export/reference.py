@@ -89,7 +89,7 @@ def compare_pairs(classifier: TextClassifier, reference: Reference | None = None
         show_progress_bar=False,
         batch_size=1,
     )
-    names = (SCORES,) if classifier.activation == "identity" else (SCORES, LOGITS)
+    names = [SCORES] if classifier.activation == "identity" else [SCORES, LOGITS]
     rows = np.asarray(scores, np.float32).reshape(len(pairs), 2, 1, -1)
     cases = [
         GoldenCase(GraphKind.PLAIN, text_inputs(*texts), dict(zip(names, row, strict=False)))

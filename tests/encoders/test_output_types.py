@@ -1,8 +1,8 @@
 """Embeddings as integers and with or without their normalisation, against sentence-transformers."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,10 @@ from attention_serving.enrich import enrich
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.requests import quantisation_range
 from attention_serving.server.api.tensors import OutputPlaceholder
-from attention_serving.server.engine.run.provider import Device
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import POOLED, POOLED_MODELS, SENTENCE, UNNORMALISED, save_pooled
 from tests.encoders.texts import ATOL, RTOL, TEXTS
-from tests.server.samples import load_repository
+from tests.server.engine.requests.test_text_spans import facts
 from tests.support.artifacts import cached_repositories
 from tests.support.processes import serving_models
 from tests.support.refusals import expect_refusal
@@ -121,19 +120,14 @@ def test_a_column_has_the_bytes_of_embed(
 
 
 def test_earlier_artifacts_and_nan_are_refused() -> None:
-    (folder,) = cached_repositories(POOLED_MODELS)
-    models = load_repository(folder, Device(threads=1))
-    for name in (POOLED, UNNORMALISED):
-        model = models.ready(name)
-        assert model.encoder is not None
-        encoder = model.encoder.model_copy(update={"quantisation_ranges": {}})
-        earlier = replace(model, manifest=model.manifest.model_copy(update={"encoder": encoder}))
-        if name == POOLED:
-            assert quantisation_range(pb.EmbeddingOptions(), "INT8", earlier) == 1.0
-            continue
-        with expect_refusal("output_data_type: INT8 needs a range of model 'unnormalised': export it again"):
-            quantisation_range(pb.EmbeddingOptions(), "INT8", earlier)
-        assert quantisation_range(pb.EmbeddingOptions(normalised=True), "INT8", earlier) == 1.0
+    earlier: Any = {
+        is_unit: SimpleNamespace(name="a", encoder=facts("mean", normalised=is_unit))
+        for is_unit in (True, False)
+    }
+    for asked, is_unit in ((None, True), (True, True), (True, False)):
+        assert quantisation_range(pb.EmbeddingOptions(normalised=asked), "INT8", earlier[is_unit]) == 1.0
+    with expect_refusal("output_data_type: INT8 needs a range of model 'a': export it again"):
+        quantisation_range(pb.EmbeddingOptions(), "INT8", earlier[False])
     rows = [np.ones(4, np.float32), np.full(4, np.nan, np.float32)]
     with expect_refusal("output_data_type: is BITS, but embedding 1 contains NaN or infinity"):
         OutputPlaceholder(EMBEDDING, "BITS").parts(rows)
