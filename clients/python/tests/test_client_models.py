@@ -43,4 +43,5 @@ def test_what_a_model_does_not_state_is_none_and_every_data_type_has_a_name():
     model = ModelInfo.from_proto(pb.Model(name="m", state=pb.Model.STATE_FAILED, cost=pb.Cost()))
     assert (model.state, model.parity, model.cost, model.num_heads) == ("failed", None, None, None)
     found = [TensorInfo.from_proto(pb.Tensor(data_type=kind)).data_type for kind in pb.DataType.values()]
-    assert found == ["unknown", "float32", "float16", "bfloat16", "int64", "bool", "str"]
+    of_tensors = ["unknown", "float32", "float16", "bfloat16", "int64", "bool", "str"]
+    assert found == [*of_tensors, *["unknown"] * 3]  # of embeddings only

@@ -132,6 +132,7 @@ def describe(model: Model, aliases: Iterable[str] = ()) -> pb.Model:
     side = pb.TruncationSide.Value(f"TRUNCATION_SIDE_{manifest.truncation_side.upper()}")
     weights = model.weights_output
     heads = manifest.num_heads or (0 if weights is None else int([1, *weights.axes[1:-2]][-1]))
+    is_raw = bool(model.raw_scores_output)
     return pb.Model(
         name=model.name,
         version=model.version,
@@ -161,12 +162,7 @@ def describe(model: Model, aliases: Iterable[str] = ()) -> pb.Model:
         else copy_fields(encoder, pb.TextEncoder, num_layers=encoder.layers, truncation_side=side),
         text_classifier=None
         if classifier is None
-        else copy_fields(
-            classifier,
-            pb.TextClassifier,
-            truncation_side=side,
-            returns_raw_scores=bool(model.raw_scores_output),
-        ),
+        else copy_fields(classifier, pb.TextClassifier, truncation_side=side, returns_raw_scores=is_raw),
         attention_patterns=[
             copy_fields(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns
         ],
