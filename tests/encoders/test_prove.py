@@ -120,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
         _, name, *_, method = unquote(self.path).split("/")
         texts = body.get("input") or body.get("inputs") or body.get("texts") or body.get("documents")
         is_busy = name == "busy" and not self.busy
-        self.busy += [1] * is_busy
+        self.busy.extend([1] * is_busy)
         is_locked = name == "locked" and self.headers["Authorization"] != "Bearer secret"
         if status := is_locked * 401 or is_busy * 503 or (name == "refusing" and "" in texts) * 422:
             return self.reply(status, {"error": "refused"})
