@@ -55,6 +55,7 @@ def export(
     out: options.Out = None,
     name: options.Name = "",
     version: options.Version = 1,
+    alias: options.Aliases = None,
     replace: options.Replace = False,
     sign_key: options.SignKey = None,
     targets: options.Targets = None,
@@ -88,7 +89,7 @@ def export(
     if not (name or source.preset):
         fail("--name is missing: give the name of the model")
     try:
-        model = ModelId(name or preset, version)
+        model = ModelId(name or preset, version, tuple(alias or ()))
     except ValueError as error:
         fail(str(error))
     if out is None:

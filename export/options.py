@@ -178,6 +178,14 @@ RotaryTheta = Annotated[
 ]
 Out = Annotated[Path | None, _option(RESULT, "Folder of the model repository; created if it does not exist.")]
 Name = Annotated[str, _option(RESULT, "Name of the model. Default: the name of the preset.")]
+Aliases = Annotated[
+    list[str] | None,
+    _option(
+        RESULT,
+        "Further name under which requests reach the model, such as BAAI/bge-small-en-v1.5. Can be repeated.",
+        "--alias",
+    ),
+]
 Version = Annotated[int, _option(RESULT, "Version of the model.", min=1, show_default=True)]
 Replace = Annotated[
     bool,
