@@ -113,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.reply(200, {"data": [{"id": "only"}]})
+        self.reply(200, {"data": [{"id": "only"}], "model_id": "only"})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -136,7 +136,7 @@ class Judge:
         verdict = f"equal: {equal[judged].sum()} of {len(judged)} texts, alone and in batches"
         verdict += f"; {len(self.refusals)} refused" * bool(self.refusals)
         verdict += f"; largest difference {report['alone']['largest difference']:.1e}"
-        verdict += f", {report['alone']['cosines']}" if "cosines" in report["alone"] else ""
+        verdict += f", cosines {report['alone']['cosines']}" if "cosines" in report["alone"] else ""
         if causes := [*dict.fromkeys(self.causes)]:
             verdict = f"not {verdict}; likely cause: {', and '.join(causes)}"
         self.report = report | {"causes": causes, "status": int(bool(causes)), "verdict": verdict}
@@ -280,7 +280,7 @@ class Judge:
         figures: dict[str, Any] = {"equal": f"{equal.sum()} of {len(rows)}", "largest difference": largest}
         if not self.library.scores:
             angles, lengths = _cosines(rows, reference), np.linalg.norm(rows, axis=1)
-            figures["cosines"] = f"cosines from {angles.min():.6f}, {angles.mean():.6f} on average"
+            figures["cosines"] = f"from {angles.min():.6f}, {angles.mean():.6f} on average"
             figures["lengths of vectors"] = f"{lengths.min():.4g} to {lengths.max():.4g}"
         return figures
 
