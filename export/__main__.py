@@ -7,15 +7,28 @@ Checks the usage without PyTorch, which takes seconds to import; `export.command
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
 from attention_serving.artifact.keys import KeyFileError
 from attention_serving.artifact.names import ModelId
-from attention_serving.export import VERSION, options
+from attention_serving.export import VERSION
+from attention_serving.export.deployment.write import DeploymentTarget
 from attention_serving.export.errors import ExportError
-from attention_serving.export.options import Source
+from attention_serving.export.options import (
+    CHECKPOINT,
+    ENCODER,
+    PRECISION,
+    PRESET_SEED,
+    RESULT,
+    SOURCE,
+    Reference,
+    Source,
+    option,
+    read_help,
+)
 from attention_serving.export.precision import Precision
 from attention_serving.export.verify import FAILURE, console, fail, make_app
 from attention_serving.model.checkpoints.layouts import LAYOUTS
@@ -28,42 +41,101 @@ OPTIONS = {"preset": "a preset", "truncates": "--truncate"}
 
 
 @app.command()
+@read_help
 def export(
-    preset: options.Preset = "",
+    preset: Annotated[str, typer.Argument(show_default=False)] = "",
     *,
-    list_presets: options.ListPresets = False,
-    describe: options.Describe = False,
-    tool_version: options.ToolVersion = False,
-    examples: options.Examples = None,
-    masks: options.Masks = None,
-    weights: options.Weights = None,
-    encoder: options.Encoder = None,
-    onnx: options.OnnxFile = None,
-    golden: options.Golden = None,
-    seed: options.Seed = None,
-    layout: options.Layout = "",
-    prefix: options.Prefix = "",
-    heads: options.Heads = None,
-    causal: options.Causal = False,
-    cross: options.Cross = False,
-    rotary_theta: options.RotaryTheta = None,
-    pooling: options.EncoderPooling = "",
-    dimensions: options.Dimensions = None,
-    truncate: options.Truncate = False,
-    reference: options.ComparedWith = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    out: options.Out = None,
-    name: options.Name = "",
-    version: options.Version = 1,
-    replace: options.Replace = False,
-    sign_key: options.SignKey = None,
-    targets: options.Targets = None,
-    precision: options.ElementType = Precision.FP32,
-    rtol: options.RelativeTolerance = None,
-    atol: options.AbsoluteTolerance = None,
-    cosine: options.SmallestCosine = None,
+    list_presets: Annotated[bool, option(None, "--list")] = False,
+    describe: Annotated[bool, option(None, "--describe", "--dry-run")] = False,
+    tool_version: Annotated[bool, option(None, "--tool-version", "-V")] = False,
+    examples: Annotated[list[str] | None, option(SOURCE, "--example")] = None,
+    masks: Annotated[list[str] | None, option(SOURCE, "--mask")] = None,
+    weights: Annotated[Path | None, option(SOURCE)] = None,
+    encoder: Annotated[Path | None, option(SOURCE)] = None,
+    onnx: Annotated[Path | None, option(SOURCE)] = None,
+    golden: Annotated[Path | None, option(SOURCE)] = None,
+    seed: Annotated[int | None, option(SOURCE)] = None,
+    layout: Annotated[str, option(CHECKPOINT)] = "",
+    prefix: Annotated[str, option(CHECKPOINT)] = "",
+    heads: Annotated[int | None, option(CHECKPOINT, min=1)] = None,
+    causal: Annotated[bool, option(CHECKPOINT, "--causal")] = False,
+    cross: Annotated[bool, option(CHECKPOINT, "--cross")] = False,
+    rotary_theta: Annotated[float | None, option(CHECKPOINT, min=0)] = None,
+    pooling: Annotated[str, option(ENCODER)] = "",
+    dimensions: Annotated[list[int] | None, option(ENCODER, min=1)] = None,
+    truncate: Annotated[bool, option(ENCODER, "--truncate")] = False,
+    reference: Annotated[Reference | None, option(ENCODER, show_choices=True)] = None,
+    trust_remote_code: Annotated[bool, option(ENCODER, "--trust-remote-code")] = False,
+    out: Annotated[Path | None, option(RESULT)] = None,
+    name: Annotated[str, option(RESULT)] = "",
+    version: Annotated[int, option(RESULT, min=1, show_default=True)] = 1,
+    replace: Annotated[bool, option(RESULT, "--replace")] = False,
+    sign_key: Annotated[Path | None, option(RESULT)] = None,
+    targets: Annotated[list[DeploymentTarget] | None, option(RESULT, "--target", show_choices=True)] = None,
+    precision: Annotated[Precision, option(PRECISION, show_default=True)] = Precision.FP32,
+    rtol: Annotated[float | None, option(PRECISION, min=0)] = None,
+    atol: Annotated[float | None, option(PRECISION, min=0)] = None,
+    cosine: Annotated[float | None, option(PRECISION, min=0, max=0.999999)] = None,
 ) -> None:
-    """Export a module, a text encoder or an ONNX file into a model repository, and compare the results."""
+    """Export a module, a text encoder or an ONNX file into a model repository, and compare the results.
+
+    Options:
+        preset: Name of the preset to export (--list shows all), or a module of your project, such as
+            my_project.model:build_ranker: a torch.nn.Module, or a function or class that returns one.
+        list_presets: List the presets and exit.
+        describe: Describe the module and exit. Of a module of your project, show what would be exported, or
+            what prevents it. Nothing is written.
+        tool_version: Show the version of this program and exit. --version is the model's.
+        examples: With a module of your project: an input of forward by its name, shape and type, such as
+            src=2,3,32, ids=2,3:int64<1000 (random ids below 1,000) or src_key_padding_mask=2,3:bool (a mask
+            that hides nothing). Can be repeated.
+        masks: With a module of your project or --onnx: what a mask means, such as 'query_mask=True attends',
+            'padding=True hides', 'bias=added' (-inf hides), 'n=lengths of sequence' (numbers of rows) or
+            'attention_mask=None' (an ordinary input). Can be repeated.
+        weights: Checkpoint (.safetensors, .pt, .pth or .bin) to export instead of a preset.
+        encoder: Folder of a text encoder, text classifier or reranker to export instead of a preset, as saved
+            by transformers or sentence-transformers, which is needed. Nothing is downloaded.
+        onnx: ONNX file to export instead of a preset, with external data in its folder. Axis 0 of its inputs
+            and outputs is the batch.
+        golden: With --onnx: file of numpy.savez with inputs and the outputs that the file's framework
+            computes for them, by their names in the file. Default: the results are compared with ONNX's
+            reference evaluator.
+        seed: Seed of random weights and random examples. Default: {seed}.
+        layout: Layout of the checkpoint, required: {layouts}.
+        prefix: Prefix of the tensor names in the checkpoint, such as encoder.layer.0.attention.
+        heads: Number of query heads, at least 1; required.
+        causal: Rows do not attend to later rows.
+        cross: Keys come from a second sequence.
+        rotary_theta: Base frequency of the rotary embedding, for layout {rotary_layouts}; 0 for none.
+            Default: {theta:g}.
+        pooling: How an embedding is made of the token vectors, for folders that do not state it: {poolings}.
+            Default: the model's own for text towers, the last token for causal models, otherwise the mean.
+        dimensions: Number of leading elements that requests may shorten embeddings to, beside those that the
+            folder states. Can be repeated.
+        truncate: Cut texts with more tokens than the model takes, unless a request says otherwise. Without
+            it, they are refused unless a request asks for it.
+        reference: Library whose results for 64 texts the export must have: sentence-transformers,
+            transformers or none. Default: the one that wrote the folder.
+        trust_remote_code: Run Python code that the folder brings along.
+        out: Folder of the model repository; created if it does not exist.
+        name: Name of the model. Default: the name of the preset.
+        version: Version of the model.
+        replace: Replace a different artifact of this name and version, and a different Triton configuration
+            of this name. Without it, such an export is refused; an identical one succeeds and changes
+            nothing.
+        sign_key: PEM file with an Ed25519 private key. Signs a certificate of what was proven on this
+            machine.
+        targets: Also write what another server needs: triton, config.pbtxt beside the versions; torchserve, a
+            model archive (needs torch-model-archiver); onnx, one ONNX file with its weights and a program
+            that runs it. Can be repeated.
+        precision: Element type of the arithmetic.
+        rtol: Largest accepted relative difference from eager PyTorch. Default for fp32: {fp32.rtol:g}; of
+            text encoders {encoders[fp32].rtol:g}.
+        atol: Largest accepted absolute difference, added to the relative one. Default for fp32:
+            {fp32.atol:g}; of text encoders {encoders[fp32].atol:g}.
+        cosine: Smallest accepted cosine between an embedding of a text encoder and eager PyTorch's, in place
+            of the differences. Default for int8: {encoders[int8].cosine:g}.
+    """
     if tool_version:
         console.print(VERSION)
         return
@@ -157,7 +229,7 @@ def _preset(preset: str, seed: int | None, conflicts: Mapping[str, Any]) -> Sour
         fail(f"preset {preset!r} does not exist; --list shows those that do")
     if conflicts:
         fail(f"{_flags(conflicts)} needs --weights; a preset has its own configuration")
-    return Source(preset=preset, options={"seed": options.PRESET_SEED if seed is None else seed})
+    return Source(preset=preset, options={"seed": PRESET_SEED if seed is None else seed})
 
 
 def _module(
@@ -171,7 +243,7 @@ def _module(
         fail(f"{reference} and {_flags([*conflicts][:1])} exclude each other")
     if not examples:
         fail("--example is missing: give the name and shape of each input, such as --example src=2,3,32")
-    seed = options.PRESET_SEED if seed is None else seed
+    seed = PRESET_SEED if seed is None else seed
     return Source(module=reference, options={"seed": seed, "examples": examples, "masks": masks})
 
 
