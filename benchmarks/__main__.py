@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ from benchmarks.markdown import text
 from benchmarks.processes import environment, worker
 from benchmarks.systems import MeasurementError, Served, agree, measure_in_rounds, median_of, ratio
 from benchmarks.wire import Api
-from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell, Plan
+from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell
 from scripts.local_server import serving
 
 app = typer.Typer(
@@ -79,12 +79,20 @@ def measure(
     """
     plan, options = QUICK if quick else FULL, server_option or ()
     peers = dict(option.split("=", 1) for option in peer or ())
-
-    def steps(findings: run.Findings) -> None:
-        run.run(plan, cache, options, peers, findings, console.print)
-
-    conditions = {"server options": " ".join(options) or "defaults"}
-    write_report(steps, plan, conditions, out or cache)
+    findings, started = run.Findings(), time.monotonic()
+    conditions = {
+        **environment(),
+        "server options": " ".join(options) or "defaults",
+        "command": f"python -m benchmarks {' '.join(sys.argv[1:])}",
+        "extent": f"{plan.rounds} rounds of {plan.seconds:g} s each",
+        "load average before": f"{os.getloadavg()[0]:.2f}",
+    }
+    with report_failures():
+        try:
+            run.run(plan, cache, options, peers, findings, console.print)
+        finally:  # also of a run that is interrupted
+            conditions["duration"] = f"{time.monotonic() - started:,.0f} s"
+            console.print(f"wrote {report.write(findings, conditions, out or cache)}")
 
 
 @app.command("cuda")
@@ -156,27 +164,6 @@ def prepare(settings: Settings) -> None:
         from benchmarks.cuda import artifacts  # noqa: PLC0415 - loads PyTorch
 
         artifacts.prepare(settings, console.print)
-
-
-def write_report(
-    steps: Callable[[run.Findings], None], plan: Plan, conditions: dict[str, str], folder: Path
-) -> run.Findings:
-    """Runs what fills findings, and writes their report, also of a run that is interrupted."""
-    findings, started = run.Findings(), time.monotonic()
-    conditions = {
-        **environment(),
-        **conditions,
-        "command": f"python -m benchmarks {' '.join(sys.argv[1:])}",
-        "extent": f"{plan.rounds} rounds of {plan.seconds:g} s each",
-        "load average before": f"{os.getloadavg()[0]:.2f}",
-    }
-    with report_failures():
-        try:
-            steps(findings)
-        finally:
-            conditions["duration"] = f"{time.monotonic() - started:,.0f} s"
-            console.print(f"wrote {report.write(findings, conditions, folder)}")
-    return findings
 
 
 @app.command("compare")
