@@ -4,7 +4,7 @@ Checks the usage without PyTorch, which takes seconds to import; `export.command
 0 if the export succeeded, 1 if it failed, 2 if the command was used wrongly.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,28 +20,49 @@ from attention_serving.export.errors import ExportError
 from attention_serving.export.options import (
     CHECKPOINT,
     ENCODER,
+    HELP_VALUES,
     PRECISION,
-    PRESET_SEED,
     RESULT,
     SOURCE,
     Reference,
     Source,
     option,
-    read_help,
 )
 from attention_serving.export.precision import Precision
-from attention_serving.export.verify import FAILURE, console, fail, make_app
+from attention_serving.export.verify import FAILURE, console, fail, make_app, read_help
 from attention_serving.model.checkpoints.layouts import LAYOUTS
 from attention_serving.model.config import POOLINGS
 from attention_serving.model.presets import PRESETS
 
 app = make_app()
 # Names in errors that are not those of the parameters.
-OPTIONS = {"preset": "a preset", "truncates": "--truncate"}
+FLAGS = {"preset": "a preset", "truncates": "--truncate", "examples": "--example", "masks": "--mask"}
+OF_CHECKPOINTS = ("layout", "prefix", "heads", "causal", "cross", "rotary_theta")
+OF_ENCODERS = ("pooling", "dimensions", "truncates", "reference", "trust_remote_code")
+# By kind of source, the options that it takes, and those of other kinds that exclude it.
+TAKEN = {
+    "onnx": ("golden", "masks"),
+    "module": ("seed", "examples", "masks"),
+    "encoder": OF_ENCODERS,
+    "weights": OF_CHECKPOINTS,
+    "preset": ("seed",),
+}
+SOURCES = ("preset", "weights", "encoder", "onnx")
+EXCLUDED = dict.fromkeys(TAKEN, SOURCES) | {
+    "onnx": (*SOURCES, "precision", "cosine", "dry_run"),
+    "module": (*SOURCES, "cosine"),
+}
+A_MODULE = "a module of your project, such as my_project.model:build_ranker"
+NEEDS = {
+    **dict.fromkeys(OF_CHECKPOINTS, "--weights; a preset has its own configuration"),
+    **dict.fromkeys(OF_ENCODERS, "--encoder"),
+    "golden": "--onnx",
+    "examples": A_MODULE,
+    "masks": f"{A_MODULE}, or --onnx",
+    "seed": "a preset, or a module of your project; files contain the weights",
+}
 
 
-@app.command()
-@read_help
 def export(
     preset: Annotated[str, typer.Argument(show_default=False)] = "",
     *,
@@ -142,15 +163,13 @@ def export(
     if list_presets:
         _print_presets()
         return
-    checkpoint = _set_options(layout=layout, prefix=prefix, heads=heads, causal=causal, cross=cross)
-    checkpoint |= _set_options(rotary_theta=rotary_theta)
-    text = _set_options(pooling=pooling, dimensions=tuple(dimensions or ()), truncates=truncate)
-    text |= _set_options(reference=reference, trust_remote_code=trust_remote_code)
-    settings = _set_options(cosine=cosine, dry_run=describe, golden=golden)
-    settings |= {"precision": precision} if precision is not Precision.FP32 else {}
-    source = _source(
-        preset, weights, encoder, onnx, seed, examples or (), masks or (), checkpoint, text, settings
-    )
+    given = _set_options(preset=preset, weights=weights, encoder=encoder, onnx=onnx, golden=golden, seed=seed)
+    given |= _set_options(examples=examples, masks=masks, layout=layout, prefix=prefix, heads=heads)
+    given |= _set_options(causal=causal, cross=cross, rotary_theta=rotary_theta, pooling=pooling)
+    given |= _set_options(dimensions=tuple(dimensions or ()), truncates=truncate, reference=reference)
+    given |= _set_options(trust_remote_code=trust_remote_code, cosine=cosine, dry_run=describe)
+    given |= {"precision": precision} if precision is not Precision.FP32 else {}
+    source = _source(given)
     if describe:
         with _report_failures():
             from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
@@ -180,37 +199,28 @@ def export(
         )
 
 
-def _source(
-    preset: str,
-    weights: Path | None,
-    encoder: Path | None,
-    onnx: Path | None,
-    seed: int | None,
-    examples: Sequence[str],
-    masks: Sequence[str],
-    checkpoint: Mapping[str, Any],
-    text: Mapping[str, Any],
-    settings: Mapping[str, Any],
-) -> Source:
-    if onnx is not None:
-        conflicts = _set_options(preset=preset, weights=weights, encoder=encoder, example=examples, seed=seed)
-        return _onnx_file(onnx, masks, {**conflicts, **checkpoint, **text, **settings})
-    if "golden" in settings:
-        fail("--golden needs --onnx")
-    if ":" in preset:
-        conflicts = _set_options(weights=weights, encoder=encoder, cosine=settings.get("cosine"))
-        return _module(preset, seed, examples, masks, {**conflicts, **checkpoint, **text})
-    if examples or masks:
-        flag = "--example" if examples else "--mask"
-        fail(f"{flag} needs a module of your project, such as my_project.model:build_ranker")
-    if encoder is not None:
-        conflicts = _set_options(preset=preset, weights=weights, seed=seed) | dict(checkpoint)
-        return _encoder(encoder, text, conflicts)
-    if text:
-        fail(f"{_flags(text)} needs --encoder")
-    if weights is not None:
-        return _checkpoint(weights, preset, seed, checkpoint)
-    return _preset(preset, seed, checkpoint)
+def _source(given: Mapping[str, Any]) -> Source:
+    """What is exported by the options that are given."""
+    preset = given.get("preset", "")
+    kind = next((kind for kind in ("encoder", "weights") if kind in given), "preset")
+    kind = "onnx" if "onnx" in given else "module" if ":" in preset else kind
+    named, title = ("preset", preset) if kind == "module" else (kind, _flag(kind))
+    for name in given:
+        if name in NEEDS and name not in TAKEN[kind]:
+            fail(f"{_flag(name)} needs {NEEDS[name]}")
+        if name in EXCLUDED[kind] and name != named:
+            fail(f"{title} and {_flag(name)} exclude each other; give one of them")
+    options = {name: value for name, value in given.items() if name in TAKEN[kind]}
+    if kind == "preset" and preset not in PRESETS:
+        missing = "name a preset (--list shows them), or give --weights or --encoder"
+        fail(f"preset {preset!r} does not exist; --list shows those that do" if preset else missing)
+    if kind == "module" and "examples" not in options:
+        fail("--example is missing: give the name and shape of each input, such as --example src=2,3,32")
+    if kind == "weights":
+        _check_checkpoint(options)
+    if (pooling := options.get("pooling")) is not None and pooling not in POOLINGS:
+        fail(f"--pooling {pooling!r} does not exist; give one of {', '.join(POOLINGS)}")
+    return Source(**{kind: given[named]}, options=options)
 
 
 def _set_options(**values: Any) -> dict[str, Any]:
@@ -218,65 +228,20 @@ def _set_options(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value or (value == 0 and value is not False)}
 
 
-def _flags(options: Iterable[str]) -> str:
-    return ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in options)
+def _flag(option: str) -> str:
+    return FLAGS.get(option, f"--{option.replace('_', '-')}")
 
 
-def _preset(preset: str, seed: int | None, conflicts: Mapping[str, Any]) -> Source:
-    if not preset:
-        fail("name a preset (--list shows them), or give --weights or --encoder")
-    if preset not in PRESETS:
-        fail(f"preset {preset!r} does not exist; --list shows those that do")
-    if conflicts:
-        fail(f"{_flags(conflicts)} needs --weights; a preset has its own configuration")
-    return Source(preset=preset, options={"seed": PRESET_SEED if seed is None else seed})
-
-
-def _module(
-    reference: str,
-    seed: int | None,
-    examples: Sequence[str],
-    masks: Sequence[str],
-    conflicts: Mapping[str, Any],
-) -> Source:
-    if conflicts:
-        fail(f"{reference} and {_flags([*conflicts][:1])} exclude each other")
-    if not examples:
-        fail("--example is missing: give the name and shape of each input, such as --example src=2,3,32")
-    seed = PRESET_SEED if seed is None else seed
-    return Source(module=reference, options={"seed": seed, "examples": examples, "masks": masks})
-
-
-def _onnx_file(path: Path, masks: Sequence[str], settings: Mapping[str, Any]) -> Source:
-    if conflicts := [name for name in settings if name != "golden"]:
-        fail(f"--onnx and {_flags(conflicts[:1])} exclude each other")
-    return Source(onnx=path, options={"golden": settings.get("golden"), "masks": masks})
-
-
-def _checkpoint(weights: Path, preset: str, seed: int | None, arguments: Mapping[str, Any]) -> Source:
-    if preset:
-        fail(f"preset {preset!r} and --weights exclude each other; give one of them")
-    if seed is not None:
-        fail("--seed needs a preset; with --weights, the checkpoint contains the weights")
+def _check_checkpoint(options: Mapping[str, Any]) -> None:
     layouts = ", ".join(sorted(LAYOUTS))
-    if (layout := arguments.get("layout")) is None:
+    if (layout := options.get("layout")) is None:
         fail(f"--layout is missing: give one of {layouts}")
     if layout not in LAYOUTS:
         fail(f"layout {layout!r} does not exist; the layouts are: {layouts}")
-    if "heads" not in arguments:
+    if "heads" not in options:
         fail("--heads is missing: give the number of query heads")
-    if "rotary_theta" in arguments and not LAYOUTS[layout].rotary:
+    if "rotary_theta" in options and not LAYOUTS[layout].rotary:
         fail(f"--rotary-theta: layout {layout!r} has no rotary embedding")
-    return Source(weights=weights, options=arguments)
-
-
-def _encoder(folder: Path, arguments: Mapping[str, Any], conflicts: Mapping[str, Any]) -> Source:
-    if conflicts:
-        fail(f"--encoder and {_flags([*conflicts][:1])} exclude each other; give one of them")
-    pooling = arguments.get("pooling", "")
-    if pooling and pooling not in POOLINGS:
-        fail(f"--pooling {pooling!r} does not exist; give one of {', '.join(POOLINGS)}")
-    return Source(encoder=folder, options=arguments)
 
 
 @contextmanager
@@ -294,6 +259,8 @@ def _print_presets() -> None:
         table.add_row(name, preset.description)
     console.print(table)
 
+
+app.command()(read_help(export, **HELP_VALUES))
 
 if __name__ == "__main__":
     app()

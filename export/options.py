@@ -1,12 +1,10 @@
 """The options of `python -m export`, and what they say is exported. Does not import PyTorch."""
 
-import inspect
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 
@@ -18,7 +16,6 @@ SOURCE, CHECKPOINT, RESULT, PRECISION = "What to export", "With --weights", "Des
 ENCODER = "With --encoder"
 PRESET_SEED = 0
 ROTARY_THETA = 10_000.0
-Command = TypeVar("Command", bound=Callable[..., None])
 HELP_VALUES = {
     "poolings": ", ".join(POOLINGS),
     "seed": PRESET_SEED,
@@ -44,16 +41,6 @@ class Reference(StrEnum):
 def option(panel: str | None, *names: str, **settings: Any) -> Any:
     """An option in a group of the help. What the help says of it is in the docstring of its command."""
     return typer.Option(*names, rich_help_panel=panel, **{"show_default": False, **settings})
-
-
-def read_help(command: Command) -> Command:
-    """Takes the help of each parameter of a command from its docstring, with the values of HELP_VALUES."""
-    description, _, entries = inspect.cleandoc(command.__doc__ or "").partition("\n\nOptions:\n")
-    texts = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", entries, re.MULTILINE))
-    for name, parameter in inspect.signature(command).parameters.items():
-        parameter.annotation.__metadata__[0].help = " ".join(texts[name].split()).format(**HELP_VALUES)
-    command.__doc__ = description
-    return command
 
 
 @dataclass(frozen=True, kw_only=True)
