@@ -38,6 +38,8 @@ class EncoderFacts(Record):
     truncates: bool = False
     """Whether texts with more tokens than the model takes are cut, unless a request says otherwise. Otherwise
     they are refused."""
+    truncation_side: Literal["right", "left"] = "right"
+    """Which end of a text that is cut loses tokens, unless a request says otherwise."""
 
 
 class ClassifierFacts(Record):
@@ -51,5 +53,7 @@ class ClassifierFacts(Record):
     """What the graph applies to the logits."""
     truncates: bool = False
     """As `EncoderFacts.truncates`."""
+    truncation_side: Literal["right", "left"] = "right"
+    """As `EncoderFacts.truncation_side`."""
     row_elements: Size = 1
     """As `EncoderFacts.row_elements`."""

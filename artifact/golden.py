@@ -79,17 +79,20 @@ def text_inputs(*texts: str) -> Arrays:
     return {name: np.frombuffer(text.encode(), np.uint8) for name, text in zip(TEXTS, texts, strict=False)}
 
 
-def token_inputs(tokenizer: Tokenizer, names: Sequence[str], most: int | None) -> Callable[..., Arrays]:
+def token_inputs(
+    tokenizer: Tokenizer, names: Sequence[str], most: int | None, side: str = "right"
+) -> Callable[..., Arrays]:
     """From a text, and the second one of a pair, to token ids and types (1, T).
 
     Args:
         tokenizer: The tokenizer.
         names: The names of the ids and, where the model takes them, of the types.
         most: Largest number of tokens, to which texts are cut; None for no limit.
+        side: Which end of a text is cut off: right or left.
     """
     cutting = Tokenizer.from_str(tokenizer.to_str())
     if most is not None:
-        cutting.enable_truncation(most)
+        cutting.enable_truncation(most, direction=side)
 
     def encode(text: str, second: str | None = None) -> Arrays:
         encoding = cutting.encode(text, second)

@@ -18,7 +18,7 @@ from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.external_data import external_locations
 from attention_serving.artifact.kernels import AttentionOperator
-from attention_serving.artifact.names import MAX_VERSION, NAME_PATTERN
+from attention_serving.artifact.names import MAX_VERSION, NAME_PATTERN, check_aliases
 from attention_serving.artifact.tolerance import Record, Size, Tolerance
 
 MANIFEST_FILE = "manifest.json"
@@ -188,6 +188,9 @@ class Manifest(Record):
     format_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     version: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    aliases: tuple[str, ...] = ()
+    """Further names, under which requests reach the model unless a model has this name. They may contain
+    slashes."""
     description: str
     config: dict[str, Any]
     """The attention configuration; empty for non-attention modules."""
@@ -239,6 +242,11 @@ class Manifest(Record):
     """SHA-256 of the weights, configuration and options that were exported."""
 
     @model_validator(mode="after")
+    def _check_aliases(self) -> Self:
+        check_aliases(self.aliases, self.name)
+        return self
+
+    @model_validator(mode="after")
     def _check_derived_axes(self) -> Self:
         inputs = {axis for graph in self.graphs.values() for axis in sequence_axes(graph.inputs)}
         for name, axis in self.derived_axes.items():
@@ -265,6 +273,12 @@ class Manifest(Record):
         would change a result, and a NaN in one would spoil the others.
         """
         return self.precision == "int8" and self.activation_scales is None
+
+    @property
+    def truncation_side(self) -> Literal["right", "left"]:
+        """Which end of a text that is cut loses tokens, unless a request says otherwise."""
+        facts = self.encoder or self.classifier
+        return "right" if facts is None else facts.truncation_side
 
     @property
     def judge(self) -> str:

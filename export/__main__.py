@@ -90,6 +90,7 @@ def export(
     out: Annotated[Path | None, option(RESULT)] = None,
     name: Annotated[str, option(RESULT)] = "",
     version: Annotated[int, option(RESULT, min=1, show_default=True)] = 1,
+    alias: Annotated[list[str] | None, option(RESULT)] = None,
     replace: Annotated[bool, option(RESULT, "--replace")] = False,
     sign_key: Annotated[Path | None, option(RESULT)] = None,
     targets: Annotated[list[DeploymentTarget] | None, option(RESULT, "--target", show_choices=True)] = None,
@@ -141,6 +142,8 @@ def export(
         out: Folder of the model repository; created if it does not exist.
         name: Name of the model. Default: the name of the preset.
         version: Version of the model.
+        alias: Further name under which requests reach the model, such as BAAI/bge-small-en-v1.5. Can be
+            repeated.
         replace: Replace a different artifact of this name and version, and a different Triton configuration
             of this name. Without it, such an export is refused; an identical one succeeds and changes
             nothing.
@@ -179,7 +182,7 @@ def export(
     if not (name or source.preset):
         fail("--name is missing: give the name of the model")
     try:
-        model = ModelId(name or preset, version)
+        model = ModelId(name or preset, version, tuple(alias or ()))
     except ValueError as error:
         fail(str(error))
     if out is None:

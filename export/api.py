@@ -30,6 +30,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     out: Path | str,
     name: str,
     version: int = 1,
+    aliases: Sequence[str] = (),
     description: str = "",
     output_names: Sequence[str] | None = None,
     max_length: int | Mapping[str, int] | None = None,
@@ -77,6 +78,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         out: Model repository; made if it does not exist.
         name: Name of the model.
         version: Version of the model, from 1.
+        aliases: Further names under which requests reach the model; they may contain slashes.
         description: One line. Default: the name of the class.
         output_names: Names of the outputs. Default: their keys or fields, joined by dots if they are nested;
             `context_vectors` for a single one without a name, or if all axes are given; otherwise `output_0`
@@ -125,7 +127,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     from attention_serving.export.target import Target  # noqa: PLC0415
 
     key = read_private_key(sign_key) if sign_key is not None else None
-    target = Target(repository=Path(out), model=ModelId(name, version), replace=replace)
+    target = Target(repository=Path(out), model=ModelId(name, version, tuple(aliases)), replace=replace)
     precision, progress = Precision(precision), progress or show
     if branches not in (None, AS_TRACED):
         raise ValueError(f"branches={branches!r}: must be None or {AS_TRACED!r}")
@@ -165,6 +167,7 @@ def export_onnx(  # noqa: PLR0913 - a public interface of keywords
     name: str,
     golden: Path | str | None = None,
     version: int = 1,
+    aliases: Sequence[str] = (),
     description: str = "",
     dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
     max_length: int | Mapping[str, int] | None = None,
@@ -190,6 +193,7 @@ def export_onnx(  # noqa: PLR0913 - a public interface of keywords
             named as in the file; of several cases, `name/0`, `name/1` and so on. Needed if the evaluator
             lacks an operator, or if no embedding shows the range of ids.
         version: Version of the model, from 1.
+        aliases: Further names under which requests reach the model; they may contain slashes.
         description: One line. Default: the name of the file.
         dynamic_axes: As in `export_module`, in place of the names that the file has for axes of an input.
         max_length: As in `export_module`.
@@ -217,7 +221,7 @@ def export_onnx(  # noqa: PLR0913 - a public interface of keywords
     from attention_serving.export.target import Target  # noqa: PLC0415
 
     key = read_private_key(sign_key) if sign_key is not None else None
-    target = Target(repository=Path(out), model=ModelId(name, version), replace=replace)
+    target = Target(repository=Path(out), model=ModelId(name, version, tuple(aliases)), replace=replace)
     progress, path = progress or show, Path(golden) if golden is not None else None
     source = OnnxFile.read(Path(file))
     vectors = read_vectors(path, source) if path is not None else []

@@ -321,7 +321,8 @@ class ArtifactWriter:
         if self.spec.tokenizer is None:
             return {}
         names, most = [spec.name for spec in signature.inputs], signature.max_lengths.get(QUERY_AXIS)
-        encode = token_inputs(self.spec.tokenizer, names, most)
+        facts = self.spec.encoder or self.spec.classifier
+        encode = token_inputs(self.spec.tokenizer, names, most, facts.truncation_side if facts else "right")
         return {
             " | ".join(texts): GoldenCase(case.graph, encode(*texts), case.outputs)
             for case in self.spec.texts
@@ -343,6 +344,7 @@ class ArtifactWriter:
         return Manifest(
             name=self.target.model.name,
             version=self.target.model.version,
+            aliases=self.target.model.aliases,
             description=spec.description,
             config=dict(spec.config),
             num_heads=spec.num_heads,

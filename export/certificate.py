@@ -55,8 +55,12 @@ def sign_artifact(folder: Path, key: PrivateKey, provider: ProofProvider = Proof
     manifest.verify_files(folder)
     if manifest.tokenizer is not None:
         inputs = manifest.graphs[GraphKind.PLAIN].inputs
-        tokenizer, most = Tokenizer.from_file(str(folder / manifest.tokenizer)), manifest.max_lengths
-        encode = token_inputs(tokenizer, [spec.name for spec in inputs], most.get(str(inputs[0].axes[1])))
+        tokenizer, names = (
+            Tokenizer.from_file(str(folder / manifest.tokenizer)),
+            [spec.name for spec in inputs],
+        )
+        most = manifest.max_lengths.get(str(inputs[0].axes[1]))
+        encode = token_inputs(tokenizer, names, most, manifest.truncation_side)
     cases = golden_cases(folder, manifest, encode)
     sessions = {
         kind: _session((folder / graph.file).resolve(), provider) for kind, graph in manifest.graphs.items()

@@ -153,6 +153,7 @@ def run(
             out=out,
             name=model.name,
             version=model.version,
+            aliases=model.aliases,
             precision=precision,
             tolerance=Tolerance(**{**usual, **tolerances}) if tolerances else None,
             replace=replace,

@@ -78,6 +78,7 @@ def encoder_spec(
         prompts=prompts,
         default_prompt=(library.default_prompt_name or "") if prompts else "",
         truncates=truncates,
+        truncation_side=encoder.reader.truncation_side,
     )
     return ExportSpec(
         module=encoder,
@@ -118,6 +119,7 @@ def classifier_spec(
         labels=classifier.labels,
         activation=classifier.activation,
         truncates=truncates,
+        truncation_side=classifier.reader.truncation_side,
         row_elements=_row_elements(config, config.hidden_size),
     )
     count, lengths = len(classifier.labels), _max_lengths(classifier)

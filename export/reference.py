@@ -43,7 +43,8 @@ def compare_texts(encoder: TextEncoder, reference: Reference | None = None) -> C
         ExportError: The token ids of a text differ.
     """
     texts = [*_texts(encoder)]
-    encode = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens)
+    side = encoder.reader.truncation_side
+    encode = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens, side)
     served = [_check_ids(encode, text, theirs=[_library_ids(encoder, text)])[0] for text in texts]
     if reference is None:
         is_plain = encoder.library is None
@@ -69,7 +70,8 @@ def compare_pairs(classifier: TextClassifier, reference: Reference | None = None
 
     Arguments, results and errors are those of `compare_texts`.
     """
-    encode = token_inputs(classifier.tokenizer, ["token_ids", "token_types"], classifier.max_tokens)
+    names, side = ["token_ids", "token_types"], classifier.reader.truncation_side
+    encode = token_inputs(classifier.tokenizer, names, classifier.max_tokens, side)
     short, long = TEXTS[4], TEXTS[-1] * 40
     pairs = [(long, short), (short, long), *zip(TEXTS[4:], TEXTS[14:], strict=False)]
     for texts in [*pairs, *((text,) for text in TEXTS[1:])][:TEXT_COUNT]:

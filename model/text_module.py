@@ -108,8 +108,6 @@ def fast_tokenizer(reader: Any) -> Tokenizer:
         )
     if getattr(reader, "split_special_tokens", False):
         raise CheckpointError("tokenizer_config.json: split_special_tokens=True is not supported")
-    if reader.truncation_side != "right":
-        raise CheckpointError("tokenizer_config.json: truncation_side='left' is not supported")
     tokenizer = Tokenizer.from_str(reader.backend_tokenizer.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()

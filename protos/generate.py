@@ -21,7 +21,7 @@ TEI = "tei/v1/tei.proto"
 # For each target: its folder, its Python package, and the .proto files that are generated there.
 TARGETS = (
     (PROTOS, "attention_serving.protos", (ATTENTION, OPEN_INFERENCE, TEI)),
-    (CLIENT, "attention_client._generated", (ATTENTION,)),
+    (CLIENT, "attention_client._generated", (ATTENTION, OPEN_INFERENCE)),
 )
 
 

@@ -27,7 +27,14 @@ MARKED = re.compile(r"<!-- (?P<name>[a-z ]+) -->\n.*?<!-- end -->", re.DOTALL)
 # The supervisor has gauges of its own, of mode `all`.
 SUPERVISOR, EACH_PROCESS = "supervisor", "each process"
 AMONG_WORKERS = {"livesum": "sum", "livemax": "largest", "livemin": "smallest", "all": SUPERVISOR}
-TYPES: dict[Any, str] = {bool: "switch", ByteSize: "bytes", Path: "path", Path | None: "path", str: "text"}
+TYPES: dict[Any, str] = {
+    bool: "switch",
+    ByteSize: "bytes",
+    Path: "path",
+    Path | None: "path",
+    str: "text",
+    dict[str, str]: "table",
+}
 # Endings of the names of settings that have a unit.
 UNITS = {"_jwks": "path or URL", "_seconds": "seconds", "_bytes": "bytes", "_port": "port", "_length": "rows"}
 

@@ -91,7 +91,8 @@ def run(service: "Application | Workers") -> None:
             certificates=service.certificates,
             guard=service.guard if settings.protect_metrics else None,
         )
-        http = HttpProcess(settings, folder, service.refusals)
+        bound = settings.model_copy(update={"metrics_port": endpoint.port})
+        http = HttpProcess(bound, folder, service.refusals)
         stack.callback(http.close)
         service.registry.register(ProcessesCollector(lambda: service.pids() | {"http": http.pid}))
         ports |= {"metrics_port": endpoint.port, **http.ports}

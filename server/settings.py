@@ -3,10 +3,11 @@
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ByteSize,
     ConfigDict,
     Field,
@@ -18,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from attention_serving.artifact.names import NAME_PATTERN, check_aliases, is_model_name
 from attention_serving.server import machine
 from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, UNLIMITED, Limits, select_versions
 from attention_serving.server.engine.run.provider import Device, Provider
@@ -52,6 +54,26 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
+def read_aliases(value: Any) -> Any:
+    """Names of models by alias, from NAME=MODEL separated by commas, or from a table.
+
+    Raises:
+        ValueError: An alias is invalid, occurs twice, or is that of an alias; or a model has no valid name.
+    """
+    if not isinstance(value, str | dict):
+        return value
+    pairs = (
+        [*value.items()]
+        if isinstance(value, dict)
+        else [pair.strip().partition("=")[::2] for pair in value.split(",") if pair.strip()]
+    )
+    for alias, model in pairs:
+        check_aliases([name for name, _ in pairs], model)
+        if not is_model_name(str(model)):
+            raise ValueError(f"{alias}={model}: the name of the model must match {NAME_PATTERN}")
+    return dict(pairs)
+
+
 class Section(BaseModel):
     """Options whose descriptions, for the help and the documentation, are the texts below them."""
 
@@ -82,6 +104,12 @@ class Models(Section):
     load_model: str = ""
     """Models to load at startup with model_control explicit: names separated by commas, or * for all. Those
     that were loaded when the last server of the repository stopped are added."""
+    alias: Annotated[dict[str, str], BeforeValidator(read_aliases)] = Field(default_factory=dict)
+    """Further names of models, as NAME=MODEL, separated by commas, or as a table in a TOML file; can be
+    repeated. They take precedence over the aliases of artifacts, and a model's own name over both."""
+    model_id: str = ""
+    """Name or alias of the model that requests for texts use if they name none, and if it is of the kind that
+    they need. Otherwise they use the only model of that kind that the caller may use."""
     version_policy: str = "all"
     """Versions of each model that are served: all, which keeps earlier versions loaded beside a new one;
     latest; latest:N, the N highest; or specific:V,V."""
@@ -124,8 +152,8 @@ class Network(Section):
     http_explore: bool = False
     """Serve a page at /explore of the HTTP port that draws the attention weights of texts."""
     refuse_token_ids: bool = False
-    """Refuse token ids at /v1/embeddings: clients such as LangChain's send those of OpenAI's tokenizer, which
-    give wrong embeddings."""
+    """Refuse token ids in requests for embeddings over HTTP: clients such as LangChain's send those of
+    OpenAI's tokenizer, which give wrong embeddings."""
     max_message_bytes: Annotated[ByteSize, Field(ge=MIB, le=2047 * MIB)] = ByteSize(64 * MIB)
     """Maximum size of one message, sent or received, 1MiB to 2047MiB."""
     max_concurrent_calls: PositiveInt = 256

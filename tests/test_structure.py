@@ -57,7 +57,13 @@ FORBIDDEN = {
 }
 # Packages with few importers: the part they are counted in, and the folders or files that may import them.
 CONFINED = {
-    "torch": ("attention_client", ("clients/python/src/attention_client/torch.py",)),
+    "torch": (
+        "attention_client",
+        (
+            "clients/python/src/attention_client/torch.py",
+            "clients/python/src/attention_client/_prove/library.py",
+        ),
+    ),
     "grpc._cython": ("", ("server/transport/completion_queue.py", "benchmarks/")),
     "onnxruntime": ("server", ("server/engine/run/session.py", "server/engine/run/cuda.py")),
     "opentelemetry": ("server", ("server/observe/traces.py",)),

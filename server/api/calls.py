@@ -18,10 +18,12 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
     EngineError,
+    LimitExceededError,
     RunFailedError,
     ShuttingDownError,
 )
 from attention_serving.server.engine.events import CallEvent, EventLog, RefusalEvent
+from attention_serving.server.engine.limits import Limits
 from attention_serving.server.observe.records import CallRecord
 from attention_serving.server.transport.call import OK, Call
 
@@ -44,6 +46,8 @@ class CallLoad:
 
 
 NO_REQUEST_MESSAGE = "the call ended without a request message"
+# The kinds of methods whose calls may have several replies.
+REPLY_STREAMS = "ordered stream", "server stream"
 # Decides whether a call is recorded, when it arrives, and whether it is a stream; None if it is not.
 Recorder: TypeAlias = Callable[[Call, bool], CallRecord | None]
 # Reasons of errors after the admission of a request, which are not counted as refusals.
@@ -82,11 +86,11 @@ class Calls:
             return
         started, reservation, message = time.perf_counter(), None, None
         if self._recorder is not None and method.is_counted:
-            call.record = self._recorder(call, method.kind != "unary")
+            call.record = self._recorder(call, method.kind in REPLY_STREAMS)
         try:
             try:
                 self._admission.start_waiting(call, method)
-                if method.kind != "unary":
+                if method.kind in REPLY_STREAMS:
                     is_ordered = method.kind == "ordered stream"
                     await (self._ordered_stream if is_ordered else self._server_stream)(call, method)
                 else:
@@ -98,6 +102,7 @@ class Calls:
                     timeline = None if call.record is None else call.record.start_timeline(len(message))
                     if method.budget is not None:
                         reservation = Reservation(method.budget, call.account, timeline)
+                    message = await self._collect(message, call, method, reservation)
                     reply = await method.handle(message, call, reservation)
                     if timeline is not None:
                         timeline.sent_bytes = len(reply)
@@ -113,6 +118,25 @@ class Calls:
             self._admission.leave(call, method)
             if method.is_counted:
                 self._report(call, started)
+
+    async def _collect(
+        self, message: Any, call: Call, method: Method, reservation: Reservation | None
+    ) -> Any:
+        """The request of a call; of a client stream, all messages, which may be as large as one request."""
+        if method.kind != "client stream" or reservation is None:
+            return message
+        messages, most = [], self._admission.options.max_message_bytes
+        while message is not None:
+            self._admission.authenticate(call, method)
+            reservation.add(len(message))
+            messages.append(message)
+            if reservation.size > most or len(messages) > Limits.max_sequences:
+                limit = f"the limit is {Limits.max_sequences} messages, of {most} bytes in all"
+                raise LimitExceededError("message", f"is number {len(messages)} of the stream; {limit}")
+            self._admission.start_idle_timeout(call)
+            message = await call.message()
+        call.wait_deadline = math.inf
+        return messages
 
     async def _ordered_stream(self, call: Call, method: Method) -> None:
         """One reply for each request, in the order of the requests, while later requests are received.

@@ -18,7 +18,7 @@ import numpy as np
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import log_and_wrap_error
-from attention_serving.server.api.method import LARGE_BYTES, Method, find_model, parse
+from attention_serving.server.api.method import LARGE_BYTES, Method, find_model, has_right, parse
 from attention_serving.server.api.tensors import Allowance, ReplyTemplate
 from attention_serving.server.api.wire import Parsed, field_header, make_parser
 from attention_serving.server.engine.budget import Reservation
@@ -89,8 +89,6 @@ class InferenceMethod(ABC):
         try:
             if cached := self._cache.get(message, call):
                 request, reply, request_id = cached
-                if call.identity is not None:
-                    call.identity.require_model(Right.INFER, request.model.name)
                 result = await self._engine.submit_and_wait(request, reservation, len(message))
             else:
                 reservation.add(len(message))
@@ -156,7 +154,8 @@ class InferenceMethod(ABC):
         is_large |= self._engine.contexts.reads_files and bool(self._context_id(parsed))
         changes = self._engine.repository.changes
         decoded, request, reply = await self._threads.run(work, call.deadline) if is_large else work()
-        if changes == self._engine.repository.changes:  # otherwise the model may have been replaced meanwhile
+        # Otherwise the model may have been replaced meanwhile, or be another one for another caller.
+        if changes == self._engine.repository.changes and parsed.message.model_name:
             self._cache.put(parsed, decoded, request, reply)
         return request, reply
 
@@ -165,7 +164,7 @@ class InferenceMethod(ABC):
     ) -> tuple[DecodedRequest, Request, ReplyTemplate]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
         name, version = self._model_name(parsed, call), message.model_version
-        model = find_model(self._engine.model, call, Right.INFER, name, version)
+        model = find_model(self._engine.repository.ready, call, Right.INFER, name, version)
         try:
             if stored := self._context_id(parsed):
                 model = self._engine.contexts.find(model, stored, call.caller.name)
@@ -236,8 +235,8 @@ class RequestCache:
     def get(self, message: bytes, call: Call) -> tuple[Request, ReplyTemplate, str] | None:
         """The request that a message is by its bytes, with the encoder of its reply, and its id.
 
-        None if it has to be decoded. The arrays are views of the message. Whether the caller has the right
-        for its model is not checked.
+        None if it has to be decoded, or if the caller lacks the right for its model. The arrays are views of
+        the message.
         """
         if self._changes != self._repository.changes:
             self._changes = self._repository.changes
@@ -250,7 +249,7 @@ class RequestCache:
         else:
             return None
         model = entry.model()
-        if model is None:
+        if model is None or not has_right(call, Right.INFER, model.name):
             return None
         request_id = ""
         if entry.id_range is not None:

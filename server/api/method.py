@@ -21,7 +21,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.models.control import IndexEntry
-from attention_serving.server.engine.models.repository import Model
+from attention_serving.server.engine.models.repository import Model, Permit, Repository
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -34,8 +34,9 @@ N = TypeVar("N", bound=Model | IndexEntry)
 
 
 # How many requests and replies a call has: one and one; one reply for each request, in the order of the
-# requests; one request and any number of replies.
-CallKind: TypeAlias = Literal["unary", "ordered stream", "server stream"]
+# requests; one request and any number of replies; any number of requests and one reply to all.
+CallKind: TypeAlias = Literal["unary", "ordered stream", "server stream", "client stream"]
+ModelKind: TypeAlias = Literal["encoder", "classifier"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,7 +46,8 @@ class Method:
     Attributes:
         kind: How many requests and replies a call has.
         handle: Answers a serialized request with a serialized reply: `await handle(message, call,
-            reservation)`. Of a server stream, `handle(message)`, which yields replies until the drain.
+            reservation)`. Of a server stream, `handle(message)`, which yields replies until the drain. Of a
+            client stream, `message` is the list of all messages.
         is_inference: Whether calls take a slot of inference: see `server.api.admission`. Those that only
             tell what the server is and does take none: a busy server is live and ready.
         is_counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.
@@ -116,26 +118,37 @@ def parse(parse_message: Callable[[bytes], Q], message: bytes, limit: int | None
         raise InvalidRequestError("message", f"is not a request of this method: {error}") from error
 
 
-def require_right(call: Call, right: Right, model: str) -> None:
+def has_right(call: Call, right: Right, model: str) -> bool:
+    """Whether a call has a right for a model, which need not exist."""
+    return call.identity is None or call.identity.rights.covers(right, model)
+
+
+def require_right(call: Call, right: Right, model: str, sent_name: str) -> None:
     """Checks the right of a call for a model, before anyone looks whether the model exists.
+
+    Args:
+        call: The call.
+        right: What the caller needs.
+        model: The model's own name.
+        sent_name: The name or alias in the request, which errors show.
 
     Raises:
         PermissionDeniedError: The caller does not have it.
     """
     if call.identity is not None:
-        call.identity.require_model(right, model)
+        call.identity.require_model(right, model, sent_name)
 
 
-def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: str, version: str) -> M:
+def find_model(find: Callable[[str, str, Permit], M], call: Call, right: Right, name: str, version: str) -> M:
     """The model that a request names, if the caller has a right for it.
 
     Errors do not tell the names of models that the caller may not read.
 
     Args:
-        find: Finds the model: `Engine.model`, or `Repository.find` with those that failed to load.
+        find: Finds the model: `Repository.ready`, or `Repository.find` with those that failed to load.
         call: The call.
         right: What the caller needs.
-        name: Name of the model.
+        name: Name or alias of the model.
         version: Its version; empty for the highest.
 
     Raises:
@@ -143,10 +156,8 @@ def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: st
         ModelNotFoundError: The model or version does not exist.
         ModelNotReadyError: The model failed to load.
     """
-    if call.identity is not None:
-        call.identity.require_model(right, name)
     try:
-        return find(name, version)
+        return find(name, version, lambda model: require_right(call, right, model, name))
     except ModelNotFoundError as error:
         if call.identity is None or call.identity.rights.reads_every_model:
             raise
@@ -154,7 +165,30 @@ def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: st
         raise ModelNotFoundError(message, field=error.field) from None
 
 
+def default_model(repository: Repository, call: Call, *kinds: ModelKind) -> str:
+    """The name of the model of a request for texts that names none.
+
+    That is the server's default model, unless it is of another kind or the caller may not use it; otherwise
+    the only one of the first kind of which there are any that the caller may use.
+
+    Raises:
+        InvalidRequestError: There is none, or there are several.
+    """
+    models = [*filter_permitted(repository.loaded_models, call, Right.INFER)]
+    default = repository.resolve(repository.default_name)
+    is_of_kind = [any(getattr(model, kind) for kind in kinds) for model in models if model.name == default]
+    if default and all(is_of_kind) and has_right(call, Right.INFER, default):
+        return default
+    for kind in kinds:
+        if len(names := {model.name for model in models if getattr(model, kind)}) == 1:
+            return names.pop()
+        if names:
+            break
+    problem = f"is required: {len(names)} text {kind}s are ready"
+    advice = "send the name of one, or the header model-id over HTTP, or start the server with --model-id"
+    raise InvalidRequestError("model_name", f"{problem}; {advice}")
+
+
 def filter_permitted(models: Iterable[N], call: Call, right: Right = Right.READ) -> Iterator[N]:
     """Those of some models for which the caller has a right."""
-    rights = None if call.identity is None else call.identity.rights
-    return (model for model in models if rights is None or rights.covers(right, model.name))
+    return (model for model in models if has_right(call, right, model.name))

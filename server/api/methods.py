@@ -14,6 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from attention_serving.server.api import tei
 from attention_serving.server.api.attention import handlers as attention
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import (
@@ -34,7 +35,8 @@ from attention_serving.server.security.peers import ACCESS_CHECK, SEPARATOR
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
-SERVICES = (attention.SERVICE.full_name, open_inference.SERVICE.full_name)
+DESCRIPTORS = attention.SERVICE, open_inference.SERVICE, *tei.SERVICES
+SERVICES = tuple(service.full_name for service in DESCRIPTORS)
 HEALTH: str = health.SERVICE_NAME
 REFLECTION: str = reflection.SERVICE_NAME
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -50,6 +52,7 @@ def all_methods(
     memory: SharedMemory,
     *,
     authenticate: Callable[[Call, Method], None],
+    max_calls: int = 0,
 ) -> Mapping[str, Method]:
     """Each method by its full name.
 
@@ -60,9 +63,12 @@ def all_methods(
         control: Loads and unloads models on request.
         memory: The regions of shared memory.
         authenticate: Checks who calls, and the right for a method: `AdmissionControl.authenticate`.
+        max_calls: Most calls of inference at a time.
     """
+    typed = attention.methods(engine, threads)
     methods = {
-        **attention.methods(engine, threads),
+        **typed,
+        **tei.methods(engine, threads, typed, max_calls),
         **open_inference.Handlers(engine, health.is_serving, control, memory).methods(threads),
         **control_methods(
             health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check
@@ -78,7 +84,7 @@ def all_methods(
             raise InvalidRequestError("value", "is not a method of this server")
         authenticate(call, method)
         if model and method.right is not None:
-            require_right(call, method.right, model)
+            require_right(call, method.right, engine.repository.resolve(model), model)
 
     access = control_method(StringValue.FromString, check_access, is_counted=False, right=None)
     return {**methods, ACCESS_CHECK: access}

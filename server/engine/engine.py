@@ -120,15 +120,6 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
-    def model(self, name: str, version: str = "") -> LoadedModel:
-        """A loaded model: the given version, or the highest one that loaded.
-
-        Raises:
-            ModelNotFoundError: The model or version does not exist.
-            ModelNotReadyError: The model failed to load.
-        """
-        return self.repository.ready(name, version)
-
     def validate(self, model: LoadedModel, decoded: DecodedRequest) -> Request:
         """Checks a decoded request against its model and the limits.
 

@@ -20,11 +20,11 @@ from attention_serving.artifact.manifest import (
     all_sizes,
 )
 from attention_serving.server.engine.costs import UNTIMED, Costs, Pace, RunCost
-from attention_serving.server.engine.errors import UnsupportedError
+from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.events import ModelStatistics
 from attention_serving.server.engine.facts import ModelFacts
 from attention_serving.server.engine.models.copies import ArtifactCopy
-from attention_serving.server.engine.requests.tokenizer import TextTokenizer
+from attention_serving.server.engine.requests.tokenizer import TEXT, TextTokenizer
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.types import Context, SequencePlan
@@ -76,6 +76,18 @@ class LoadedModel(ModelFacts):
         for kind in self.manifest.graphs:
             pace = Pace(has_all_threads=kind in self.parallel_sessions)
             self.costs.paces.setdefault(kind, pace)
+
+    @property
+    def text_tokenizer(self) -> TextTokenizer:
+        """The tokenizer.
+
+        Raises:
+            InvalidRequestError: The model has none.
+        """
+        if self.tokenizer is None:
+            problem = f"model {self.name!r} takes {', '.join(self.inputs_by_name)}, not text"
+            raise InvalidRequestError(TEXT, problem)
+        return self.tokenizer
 
     @cached_property
     def projector(self) -> "LoadedModel":

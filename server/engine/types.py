@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,10 @@ class DecodedRequest:
         prompt: For texts: the name of the prompt that is put before each, empty for none; None for that of
             the model.
         truncate: For texts: whether one with too many tokens is cut; None for the setting of the model.
+        truncation_side: For texts: which end of one that is cut loses tokens; None for the setting of the
+            model.
+        input_kind: For texts, in place of `prompt`: query, document, classification or clustering; empty for
+            none of them.
         truncated: Indices of the texts that were cut.
         spans: For text encoders: start and end (n, 2) of the parts of each sequence whose embeddings are
             returned in place of that of the sequence. They count characters of texts, or tokens.
@@ -123,6 +127,8 @@ class DecodedRequest:
     dimensions: int = 0
     prompt: str | None = None
     truncate: bool | None = None
+    truncation_side: Literal["right", "left"] | None = None
+    input_kind: str = ""
     truncated: tuple[int, ...] = ()
     spans: Ragged | None = None
     return_offsets: bool = False

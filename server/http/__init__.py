@@ -9,5 +9,4 @@ backend.py     what requests share: the connections to the gRPC server, memory, 
 routes.py      the table of all routes, and its description
 infer.py       bodies of inference and of contexts as messages, and replies as bodies
 text_models.py endpoints of OpenAI, Cohere and TEI
-schemas.py     pydantic models of JSON bodies, and JSON of messages
 """

@@ -15,15 +15,14 @@ from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
-from urllib.parse import unquote
 
 import httptools
 import orjson
 
+from attention_serving.server.api import schemas
 from attention_serving.server.api.errors import UNEXPECTED
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
-from attention_serving.server.http import schemas
 from attention_serving.server.http.backend import Backend, access_question
 from attention_serving.server.observe import logs, records
 from attention_serving.server.security import peers
@@ -48,7 +47,8 @@ LARGE_BYTES = 1 << 16
 UNKNOWN_SIZE = {"transfer-encoding", "content-encoding"}
 # Headers that are passed on to the gRPC server, which refuses larger ones than these, and asks to try again.
 # The rest is for the headers of gRPC itself.
-FORWARDED, MAX_FORWARDED_BYTES = {records.PARENT, records.STATE, "authorization"}, METADATA_BYTES - 512
+FORWARDED = {records.PARENT, records.STATE, "authorization", "model-id"}
+MAX_FORWARDED_BYTES = METADATA_BYTES - 512
 # What a header counts for in addition to its name and value. Source: RFC 9113, section 6.5.2.
 HEADER_BYTES = 32
 # Everything but inference, contexts, and loading of models, is answered at once.
@@ -97,11 +97,11 @@ class HttpRequest:
         connection: The connection that it came on.
         backend: What all requests share.
         http_method: Such as GET; empty if the head is not valid.
-        path: The path, without escapes.
+        path: The path.
         query: The part of the URL after the path.
         headers: The headers by their names in lower case; of several with one name, the first.
         route: The path, in which names of parameters are in braces; empty until it is found in the table.
-        parameters: The parameters of the path.
+        parameters: The parameters of the path, without escapes.
         request_id: What the client and the log know it by.
         memory: The memory of the request and its reply.
         status: The status of the reply; 0 before it has begun.
@@ -546,7 +546,7 @@ class Connection(asyncio.Protocol):
         if self._parser.should_upgrade():
             return
         url = httptools.parse_url(self._url)
-        target = unquote((url.path or b"/").decode("latin-1")), (url.query or b"").decode("latin-1")
+        target = (url.path or b"/").decode("latin-1"), (url.query or b"").decode("latin-1")
         request = HttpRequest(self, http_method, target, self._headers)
         request.keep_alive = version == "1.1" and self._parser.should_keep_alive()
         expects = request.headers.get("expect", "").lower()

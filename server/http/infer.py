@@ -14,15 +14,14 @@ import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api import wire
+from attention_serving.server.api import schemas, wire
 from attention_serving.server.api.open_inference.requests import BYTES, split_bytes, values_of
+from attention_serving.server.api.schemas import NOT_FINITE, ContextRequest, InferenceRequest, InputTensor
 from attention_serving.server.api.tensors import DTYPE_BY_NAME
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
-from attention_serving.server.http import schemas
 from attention_serving.server.http.connection import HttpError, HttpRequest, Reply, run
-from attention_serving.server.http.schemas import NOT_FINITE, ContextRequest, InferenceRequest, InputTensor
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 SERVICE = attention_pb2.DESCRIPTOR.services_by_name["AttentionService"].full_name

@@ -20,12 +20,14 @@ from pydantic.json_schema import models_json_schema
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
 from attention_serving.server import NAME, VERSION
+from attention_serving.server.api import schemas, text_bodies
+from attention_serving.server.api.schemas import Body, to_json
+from attention_serving.server.api.text_bodies import TextBody
 from attention_serving.server.engine.errors import InvalidRequestError, quoted
-from attention_serving.server.http import infer, schemas, text_models
+from attention_serving.server.http import infer, text_models
 from attention_serving.server.http.connection import JSON, TIMEOUT_SECONDS, HttpRequest, Reply
 from attention_serving.server.http.infer import BINARY_MEDIA_TYPE
-from attention_serving.server.http.schemas import Body, to_json
-from attention_serving.server.http.text_models import TextBody, answer
+from attention_serving.server.http.text_models import answer
 
 Handler: TypeAlias = "Callable[[HttpRequest], Awaitable[Reply]]"
 
@@ -115,8 +117,10 @@ def _rpc(
     return Route(http_method, rpc, paths, summary, handle, body, query)
 
 
-def _text(name: str, path: str, summary: str, body: type[TextBody]) -> Route:
-    return Route("POST", name, (path,), summary, partial(answer, body), body)
+def _text(paths: str, summary: str, body: type[TextBody], choose: Any = None) -> Route:
+    """A route whose body is of a type, or of the one that `choose` returns for its members."""
+    handle = partial(answer, choose or (lambda _: body))
+    return Route("POST", body.__name__, tuple(paths.split()), summary, handle, body)
 
 
 async def _health(request: HttpRequest) -> Reply:
@@ -154,23 +158,35 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 REPOSITORY = ("/v2/repository/models/{model}",)
-ENCODERS = ("/v1/models", "/v1/models/{model}")
+ENCODERS = ("/v1/models", "/models", "/v1/models/{model}")
+HEALTH, EMBEDS = ("/health", "/ping", "/"), "Computes embeddings of texts."
+SORTS, BY_FORM = "Sorts documents by relevance to a query.", "As /embed, /similarity, /rerank or /predict."
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
 CONTEXTS, PAGE = _after(MODEL, "/contexts"), ("page_size", "page_token")
 INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(REPOSITORY, "/load"), _after(REPOSITORY, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
-OUTPUTS, LABELS = "Computes the outputs of a model.", "Scores the labels of texts or of pairs."
+OUTPUTS = "Computes the outputs of a model."
 PUT = "Stores key and value rows as a context, or appends them to one."
 NOT_READY = "ready for requests; status 400 if it is not."
 # The first path that fits is taken: the busiest first, and those of a model later, which would take "stats".
 ROUTES = (
     Route("POST", "ModelInfer", INFER, OUTPUTS, infer.infer, schemas.InferenceRequest),
-    _text("Embeddings", "/v1/embeddings", "Computes embeddings of texts.", text_models.EmbeddingRequest),
-    _text("Rerank", "/v1/rerank", "Sorts documents by relevance to a query.", text_models.RerankRequest),
-    _text("Predict", "/predict", LABELS, text_models.ClassifyRequest),
-    _text("Classify", "/classify", LABELS, text_models.ClassifyRequest),
+    _text("/v1/embeddings /embeddings", EMBEDS, text_bodies.EmbeddingRequest),
+    _text("/v1/embed", EMBEDS, text_bodies.CohereEmbedRequest),
+    _text("/v2/embed", EMBEDS, text_bodies.CohereEmbedV2Request),
+    _text("/embed", EMBEDS, text_bodies.EmbedRequest),
+    _text("/embed_all", "Computes a vector for each token.", text_bodies.EmbedAllRequest),
+    _text("/embed_sparse", "Is refused: no model has them.", text_bodies.EmbedSparseRequest),
+    _text("/similarity", "Compares a sentence with others.", text_bodies.SimilarityRequest),
+    _text("/v1/rerank /v2/rerank", SORTS, text_bodies.RerankRequest),
+    _text("/rerank", SORTS, text_bodies.RankRequest, text_bodies.rerank_body),
+    _text("/predict /classify", "Scores the labels of texts or of pairs.", text_bodies.ClassifyRequest),
+    _text("/tokenize", "Turns texts into tokens.", text_bodies.TokenizeRequest),
+    _text("/decode", "Turns token ids into texts.", text_bodies.DecodeRequest),
+    Route("POST", "Any", ("/", "/invocations"), BY_FORM, text_models.answer_any, text_bodies.EmbedRequest),
+    Route("GET", "Info", ("/info",), "The model that answers.", text_models.info),
     Route("GET", "EncoderModels", ENCODERS, "The text models that are ready.", text_models.models),
-    Route("GET", "Health", ("/health",), "Whether the server is ready; status 503 if it is not.", _health),
+    Route("GET", "Health", HEALTH, "Whether the server is ready; status 503 if it is not.", _health),
     Route("POST", "PutContext", CONTEXTS, PUT, infer.put_context, schemas.ContextRequest),
     _rpc("ListContexts", CONTEXTS, "A page of the contexts that the caller may use.", query=PAGE),
     _rpc("DropContext", _after(CONTEXTS, "/{context}"), "Removes a context.", http_method="DELETE"),
@@ -233,8 +249,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     if route.http_method == "DELETE":
         done, reply = "204", {"description": "It was removed."}
     operation: dict[str, Any] = {
-        # The same route has several paths, and an identifier for each.
-        "operationId": "_".join([route.name, route.http_method.lower(), *names]),
+        "operationId": re.sub(r"\W+", "_", f"{route.http_method.lower()}{path}"),
         "summary": route.summary,
         "parameters": parameters,
         "responses": {done: reply, "default": {"$ref": "#/components/responses/Error"}},

@@ -13,10 +13,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -29,7 +30,13 @@ from attention_serving.server.api.errors import UNEXPECTED
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import text_models
 from attention_serving.server.http.backend import Backend
-from attention_serving.server.http.connection import Connection, HttpError, HttpRequest, Reply
+from attention_serving.server.http.connection import (
+    TIMEOUT_SECONDS,
+    Connection,
+    HttpError,
+    HttpRequest,
+    Reply,
+)
 from attention_serving.server.http.routes import PARAMETER, ROUTES, Handler, describe
 from attention_serving.server.observe import logs
 from attention_serving.server.security.tls import renewing_context, watch
@@ -55,6 +62,7 @@ STATUSES = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DOCS = Path(__file__).with_name("docs.html")
 # A checkout has the page in the client's distribution, from which the build of this one copies it.
 EXPLORER = Path(__file__).with_name("explorer.html")
@@ -98,14 +106,17 @@ class HttpServer:
             for path in route.paths:
                 table[path][route.http_method] = route.handle
         table["/openapi.json"]["GET"] = _openapi
+        table["/metrics"]["GET"] = _metrics
         table["/docs"]["GET"] = partial(_page, DOCS.read_bytes())
         if settings.http_explore:
             table["/explore"]["GET"] = partial(_page, EXPLORER.read_bytes())
             table["/explore/models"]["GET"] = text_models.explore
-        self._table = [
-            (re.compile(PARAMETER.sub(r"(?P<\1>[^/]+)", path.replace(".", r"\."))), path, handlers)
-            for path, handlers in table.items()
-        ]
+        self._table = []
+        for path, handlers in table.items():
+            # Clients of OpenAI's API send the slashes of a model's name as they are; elsewhere they are %2F.
+            characters = "." if path.startswith("/v1/") else "[^/]"
+            pattern = PARAMETER.sub(rf"(?P<\1>{characters}+)", path.replace(".", r"\."))
+            self._table.append((re.compile(pattern), path, handlers))
 
     def stop(self) -> None:
         """Begins to drain. For any thread and for signal handlers."""
@@ -170,7 +181,8 @@ class HttpServer:
             raise request.error
         for pattern, route, handlers in self._table:
             if match := pattern.fullmatch(request.path):
-                request.route, request.parameters = route, match.groupdict()
+                request.route = route
+                request.parameters = {name: unquote(value) for name, value in match.groupdict().items()}
                 if handler := handlers.get("GET" if request.http_method == "HEAD" else request.http_method):
                     return handler
                 allowed = ", ".join(sorted({*handlers, "HEAD"} if "GET" in handlers else handlers))
@@ -216,6 +228,24 @@ def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
 
 async def _openapi(_request: HttpRequest) -> Reply:
     return Reply.of_json(describe())
+
+
+async def _metrics(request: HttpRequest) -> Reply:
+    """The metrics of the metrics port, which decides who may read them."""
+    settings = request.backend.settings
+    if settings.tls_files is not None:
+        raise HttpError(501, "with TLS, only the metrics port has the metrics")
+    token = request.headers.get("authorization")
+    head = "GET /metrics HTTP/1.0\r\n" + (f"Authorization: {token}\r\n" if token else "") + "\r\n"
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            reader, writer = await asyncio.open_connection(settings.host, settings.metrics_port)
+            with closing(writer):
+                writer.write(head.encode("latin-1"))
+                head, _, page = (await reader.read()).decode().partition("\r\n\r\n")
+        return Reply([page.encode()], int(head.split(" ", 2)[1]), {"content-type": METRICS_TYPE})
+    except (OSError, IndexError) as error:
+        raise HttpError(503, f"the metrics port does not answer: {error}") from None
 
 
 async def _page(content: bytes, _request: HttpRequest) -> Reply:

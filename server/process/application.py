@@ -243,7 +243,9 @@ def load_models(
     """
     log.info("loading", extra={"model_repository": store.folder})
     loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
-    loading: Future[Repository] = loader.submit(lambda: Repository(store.load(*key) for key in keys))
+    loading: Future[Repository] = loader.submit(
+        lambda: Repository((store.load(*key) for key in keys), settings.alias, settings.model_id)
+    )
     loading.add_done_callback(inbox.put)
     if isinstance(message := inbox.wait(), StopRequest):
         log.info("stopped while loading", extra=message)

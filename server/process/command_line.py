@@ -21,6 +21,7 @@ from attention_serving.server.settings import SECTIONS, Settings
 PREFIX = "ATTENTION_"
 # Options by name: the value, and a description of the value and its source.
 Options: TypeAlias = dict[str, tuple[Any, str]]
+Flag: TypeAlias = str | bool | list[str] | None
 CONFIG = "config"
 # Variables of the client's commands and of the benchmarks, which may be set in the same shell.
 OTHER_VARIABLES = {f"{PREFIX}SERVER", f"{PREFIX}TOKEN", f"{PREFIX}PEERS"}
@@ -50,7 +51,7 @@ def create_command(serve: Callable[[Settings], int]) -> typer.Typer:
     """
     group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-    def command(context: typer.Context, **flags: str | bool | None) -> None:
+    def command(context: typer.Context, **flags: Flag) -> None:
         try:
             settings = read_settings(context, flags)
         except ServerError as error:
@@ -65,7 +66,7 @@ def create_command(serve: Callable[[Settings], int]) -> typer.Typer:
     return group
 
 
-def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]) -> Settings:
+def read_settings(context: typer.Context, flags: Mapping[str, Flag]) -> Settings:
     """The settings of a parsed command line.
 
     Raises:
@@ -76,6 +77,7 @@ def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]
         source = context.get_parameter_source(name)
         if value is None or source is None:
             continue
+        value = ",".join(value) if isinstance(value, list) else value  # noqa: PLW2901 - of an option that repeats
         text = value if isinstance(value, str) and value.isprintable() and value else repr(value)
         if source.name == "COMMANDLINE":
             options[name] = value, _flag(name) if isinstance(value, bool) else f"{_flag(name)} {text}"
@@ -97,8 +99,8 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
 
 def shown_default(option: FieldInfo) -> str | None:
     """The default of an option, as it is typed; None if there is none."""
-    value = option.get_default()
-    if option.is_required() or value is None or value == "":
+    value = option.get_default(call_default_factory=True)
+    if option.is_required() or value in (None, "", {}):
         return None
     if isinstance(value, ByteSize):
         return value.human_readable().replace(".0", "") if value else "0"
@@ -139,7 +141,8 @@ def _parameters() -> Iterator[inspect.Parameter]:
                 show_envvar=False,
                 rich_help_panel=title,
             )
-            kind, default = (bool, False) if is_switch else (str | None, shown_default(field))
+            kind: Any = list[str] if get_origin(field.annotation) is dict else str
+            kind, default = (bool, False) if is_switch else (kind | None, shown_default(field))
             yield inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option])
     show = typer.Option(
         "--version", help="Print name and version, and exit.", is_eager=True, callback=_print_version
@@ -175,7 +178,7 @@ def _problem(details: ErrorDetails, options: Options) -> str:
     if name not in Settings.model_fields:
         similar = get_close_matches(name, Settings.model_fields, 1)
         return f"{source}: unknown option" + (f"; did you mean {similar[0]}?" if similar else "")
-    rule = details["msg"]
+    rule = details["msg"].removeprefix("Value error, ")
     if details["type"].startswith("byte_size"):
         rule = "must be a number of bytes or a size such as 64MiB"
     return f"{source}: {rule[0].lower()}{rule[1:]} ({Settings.model_fields[name].description})"

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import grpc
@@ -137,10 +138,12 @@ class GrpcServer:
         """
         self._engine = engine
         admission = AdmissionControl(self._settings, engine.check_deadline, self.guard)
-        memory, authenticate = SharedMemory(is_on=self._settings.allow_shared_memory), admission.authenticate
-        methods = all_methods(
-            engine, self._codec_threads, self._health, control, memory, authenticate=authenticate
-        )
+        memory = SharedMemory(is_on=self._settings.allow_shared_memory)
+        options: dict[str, Any] = {
+            "authenticate": admission.authenticate,
+            "max_calls": self._settings.max_concurrent_calls,
+        }
+        methods = all_methods(engine, self._codec_threads, self._health, control, memory, **options)
         self._calls = calls = Calls(methods, self._events, admission, recorder=self._recorder)
         # First: health checks that have waited for the start are answered at once.
         self._health.set_serving(serving=True)

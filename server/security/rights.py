@@ -155,12 +155,14 @@ class Identity:
         if not self.rights.patterns[right]:
             raise PermissionDeniedError(f"the identity {self.name!r} does not have the right {right}")
 
-    def require_model(self, right: Right, model: str) -> None:
-        """Checks a right for a model, which need not exist.
+    def require_model(self, right: Right, model: str, sent_name: str) -> None:
+        """Checks a right for a model, which need not exist. Errors show the name that was sent.
 
         Raises:
             PermissionDeniedError: The identity does not have it.
         """
         if not self.rights.covers(right, model):
-            message = f"the identity {self.name!r} does not have the right {right} for model {quoted(model)}"
+            message = (
+                f"the identity {self.name!r} does not have the right {right} for model {quoted(sent_name)}"
+            )
             raise PermissionDeniedError(message, field="model_name")

@@ -58,6 +58,10 @@ CHANGES: dict[str, tuple[str, Edit]] = {
     "axis-of-an-input-derived": ("query_length", derived_axis("query_length", axis="query_length")),
     "weights-of-no-output": ("attention_weights", lambda m: m.update(attention_weights="other")),
     "weights-of-other-axes": ("attention_weights", lambda m: m.update(attention_weights="context_vectors")),
+    "alias-of-itself": ("differ from the model's name", lambda m: m.update(aliases=[m["name"]])),
+    "alias-twice": ("alias 'a/b': must", lambda m: m.update(aliases=["a/b", "a/b"])),
+    "alias-of-dots": ("alias '../b': must match", lambda m: m.update(aliases=["../b"])),
+    "alias-too-long": ("must match", lambda m: m.update(aliases=["a" * 257])),
     "hash-of-a-file-outside": ("files", lambda m: m["files"].update({"../x": "0"})),
 }
 

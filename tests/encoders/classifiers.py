@@ -23,6 +23,7 @@ from tests.support import encoders
 from tests.support.artifacts import ModelSet
 
 RERANKER, CLASSIFIER = "reranker", "topics"
+SIDES = {RERANKER: "right", CLASSIFIER: "left"}
 LABELS = {RERANKER: ("relevance",), CLASSIFIER: ("food", "life", "other")}
 TOKENS = 64
 
@@ -54,7 +55,7 @@ def tokenizer_of(name: str) -> Tokenizer:
 def expected(name: str, *texts: str | Sequence[str]) -> NDArray[np.float32]:
     """What the library computes for each text or pair by itself, (B, L)."""
     tokenizer, is_reranker = tokenizer_of(name), name == RERANKER
-    tokenizer.enable_truncation(TOKENS, strategy="longest_first")
+    tokenizer.enable_truncation(TOKENS, strategy="longest_first", direction=SIDES[name])
     rows = []
     for text in texts:
         own = tokenizer.encode(text) if isinstance(text, str) else tokenizer.encode(text[0], text[1])
@@ -71,7 +72,8 @@ def export_classifiers(folder: Path) -> None:
         with TemporaryDirectory() as source:
             library_model(name).save_pretrained(source)
             names = ["input_ids", "attention_mask", *(["token_type_ids"] if name == RERANKER else [])]
-            encoders.save_tokenizer(tokenizer_of(name), Path(source), model_input_names=names)
+            options = {"model_input_names": names, "truncation_side": SIDES[name]}
+            encoders.save_tokenizer(tokenizer_of(name), Path(source), **options)
             loaded = load(source)
             assert isinstance(loaded, TextClassifier)
             write_artifact(classifier_spec(loaded, truncates=name != RERANKER), ModelId(name), folder)

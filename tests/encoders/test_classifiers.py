@@ -106,7 +106,12 @@ def test_a_long_pair_is_refused_or_cut_as_the_library_cuts_it(client: AttentionC
 def test_the_model_describes_its_labels_and_counts_tokens(client: AttentionClient) -> None:
     model, reranker = client.model(CLASSIFIER), client.model(RERANKER)
     assert model.text_classifier is not None
-    assert (model.text_classifier.labels, model.text_classifier.truncates) == (LABELS[CLASSIFIER], True)
+    classifier = model.text_classifier
+    assert (classifier.labels, classifier.truncates, classifier.truncation_side) == (
+        LABELS[CLASSIFIER],
+        True,
+        "left",
+    )
     assert (model.text_encoder, model.attention_patterns) == (None, ())
     assert [tensor.optional for tensor in reranker.inputs] == [False, True]
     assert client.attend_text(RERANKER, ["eat", "a"]).token_counts == (5, 3)
@@ -198,7 +203,7 @@ def test_the_only_classifier_needs_no_name_and_returns_its_labels() -> None:
     assert (reply.model_name, [*reply.labels]) == (CLASSIFIER, [*LABELS[CLASSIFIER]])
 
 
-WRONG_INPUTS = [5, [], [[]], ["a"] * 3, [["a"], "b"], [["a"], ["b", "c"]], [[1]], [{"a": 1}]]
+WRONG_INPUTS = [5, [[]], ["a"] * 3, [["a"], "b"], [["a"], ["b", "c"]], [[1]], [{"a": 1}]]
 RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
 
 
@@ -207,7 +212,7 @@ RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
     [
         (RERANK, "model", {"model": CLASSIFIER}, "'topics' has 3 labels"),
         (RERANK, "documents[1]", {"documents": ["a", 1]}, "documents[1]: must be a valid string"),
-        (RERANK, "documents", {"documents": ["a", LONG]}, "text: text 1 has"),
+        (RERANK, "documents", {"documents": ["a", LONG]}, "documents: text 1 has"),
         (RERANK, "query", {"query": LONG, "documents": ["a"] * 44_000}, "query: has 70400000 bytes"),
         (PREDICT, "model", {"model": None, "inputs": "a"}, "is required: 2 text classifiers"),
         (PREDICT, "model", {"model": SENTENCE, "inputs": "a"}, "'sentence' is not a text classifier"),
@@ -221,6 +226,9 @@ def test_errors_over_http_name_the_member(
     answer = post(port, path, **{"model": RERANKER, "query": QUERY, "documents": DOCUMENTS, **members})
     error = answer.json["error"]
     status = 404 if words.startswith("'s") and path == PREDICT else 400
+    if path == PREDICT:  # as TEI has errors
+        assert answer.json["error_type"] == "Validation"
+        error = {"message": error, "param": param}
     assert (answer.status, error["param"]) == (status, param)
     assert words in error["message"]
 

@@ -1,5 +1,6 @@
 """Encoders through a live server, against the transformers library: every output, option and family."""
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch.nn.functional as F
 from attention_client import (
+    AsyncAttentionClient,
     AttentionClient,
     EmbeddingInputs,
     HeadSelection,
@@ -16,10 +18,11 @@ from attention_client import (
     LimitExceededError,
     TextInputs,
     TextTruncatedWarning,
+    TokenizedText,
 )
 from attention_client._commands.app import app
 from attention_client._connection.streams import StreamItem
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -84,6 +87,41 @@ def test_a_prompt_is_put_before_each_text(client: AttentionClient) -> None:
         client.embed(SENTENCE, "a", prompt="answer")
     with pytest.raises(InvalidArgumentError, match="prompt"):
         client.embed(SENTENCE, [5, 6], prompt="query")
+
+
+def test_kinds_of_inputs_and_the_side_of_a_cut(client: AttentionClient) -> None:
+    found = client.embed(SENTENCE, list(TEXTS), input_kind="query")
+    assert_array_equal(found, client.embed(SENTENCE, list(TEXTS), prompt="query"))
+    text, most = "Life " + LONG, encoders.POSITIONS
+    found = client.embed(SENTENCE, text, truncate=True, truncation_side="left", input_kind="query")
+    ids = token_ids("bert", f"query: {text}")
+    cut = [ids[0], *ids[-most + 1 :]]
+    expected = encoders.expected("bert", library_model("bert"), cut, normalised=True)
+    assert_allclose(found, expected.embedding.numpy(), rtol=RTOL, atol=ATOL)
+    with pytest.raises(LimitExceededError, match="is not within characters"):
+        client.embed(SENTENCE, text, truncate=True, truncation_side="left", spans=[(0, 4)])
+    wrong: Any = "middle"
+    for option in ("input_kind", "truncation_side"):
+        with pytest.raises(InvalidArgumentError, match=f"{option}: expected one of"):
+            client.embed(SENTENCE, "a", **{option: wrong})
+
+
+def test_a_client_reads_the_tokens_of_texts(server: ServerProcess, client: AttentionClient) -> None:
+    texts = ["人生 eat", "a"]
+    tokenized = client.tokenize(SENTENCE, texts, input_kind="query")
+    for text, each in zip(texts, tokenized, strict=True):
+        expected = encoders.tokenizer_of("bert").encode(f"query: {text}")
+        assert (each.ids.tolist(), len(each.tokens)) == (expected.ids, len(expected.ids))
+        assert each.special.tolist() == [True, *[False] * (len(expected.ids) - 2), True]
+        assert text[slice(*each.offsets[-2])] == text[-1]
+
+    async def ask() -> TokenizedText:
+        async with AsyncAttentionClient(server.target) as own:
+            result: TokenizedText = await own.tokenize(SENTENCE, "a", omit_special_tokens=True)
+            return result
+
+    found = asyncio.run(ask())
+    assert (found.tokens, found.offsets.tolist(), found.special.tolist()) == (("a",), [[0, 1]], [False])
 
 
 @pytest.mark.parametrize("dimensions", [*DIMENSIONS, encoders.WIDTH])

@@ -31,10 +31,11 @@ def is_accepted(server: ServerProcess, token: str) -> bool:
 def test_a_token_from_its_creation_to_its_end(artifacts: Path, tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     first = tokens("create", "first", "--file", str(file), "--right", f"infer:{SELF}")
-    options = (f"--tokens={file}", "--protect-metrics", "--log-requests=failed")
+    options = (f"--tokens={file}", "--protect-metrics", "--log-requests=failed", "--http-port=0")
     with serving(artifacts, tmp_path / "log", *options) as server:
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            page(server.metrics_port)
+        for port in (server.metrics_port, server.http_port):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                page(port)
         assert is_accepted(server, first)
         with AttentionClient(server.target, token=first) as client, pytest.raises(PermissionDeniedError):
             client.models()

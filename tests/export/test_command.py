@@ -54,6 +54,7 @@ def assert_refused(done: Result, status: int, part: str) -> None:
         ([*CHECKPOINT, "--heads", "2"], "--layout is missing: give one of bert, clip, generic"),
         ([*CHECKPOINT, "--heads", "2", "--layout", "t5"], "layout 't5' does not exist; the layouts are"),
         (BERT, "--name is missing"),
+        ([*BERT, "--name", "a", "--alias", "b//c"], "alias 'b//c': must match"),
         (["self-attention"], "--out is missing"),
         ([], "name a preset (--list shows them), or give --weights"),
         (["no-such-preset", "--out", "models"], "'no-such-preset' does not exist"),

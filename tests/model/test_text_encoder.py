@@ -131,6 +131,7 @@ ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
 STATED: dict[str, Change] = {
     "nothing": lambda _folder: None,
     "a truncation left in tokenizer.json": truncating,
+    "a cut on the left": tokenizer_of(truncation_side="left"),
     "model_max_length": tokenizer_of(model_max_length=7),
     "a length by another name": config_of("sentence_roberta_config.json", max_seq_length=9),
     "a token added in tokenizer_config.json": tokenizer_of(added_tokens_decoder={"7": TOKEN}),
@@ -189,7 +190,6 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a missing tensor": (weights_lack_a_part, r"lack encoder\.layer\.1\.output\.dense\.weight"),
     "prompts that are left out": (with_prompts, "include_prompt: false"),
     "special tokens that are split": (tokenizer_of(split_special_tokens=True), "split_special_tokens"),
-    "a cut on the left": (tokenizer_of(truncation_side="left"), "truncation_side"),
     "code": (
         lambda folder: encoders.write_json(
             folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": "mine.Module"}]

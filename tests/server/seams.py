@@ -279,10 +279,10 @@ class Calls(EventLog):
 class WatchedEngine(Engine):
     """An engine that counts submissions. One thread of the engine does all runs, so that they can be held."""
 
-    def __init__(self, models: list[LoadedModel], limits: Limits) -> None:
+    def __init__(self, models: list[LoadedModel], limits: Limits, *names: Any) -> None:
         self.recorder = Recorder()
         self._queued = threading.Semaphore(0)
-        super().__init__(Repository([*models]), limits, self.recorder, parallel_runs=1)
+        super().__init__(Repository([*models], *names), limits, self.recorder, parallel_runs=1)
 
     def submit(self, request: Request, *, wake: bool = True) -> None:
         super().submit(request, wake=wake)
@@ -325,9 +325,10 @@ class Served:
         **options: Any,
     ) -> None:
         self.calls, self.gate = Calls(), Gate()
-        self.engine = WatchedEngine([*models], limits or Limits())
         defaults = {"max_concurrent_calls": 8, "max_streams": 2, "stream_window": 3}
         settings = settings_of(**defaults | options)
+        names = settings.alias, settings.model_id
+        self.engine = WatchedEngine([*models], limits or Limits(), *names)
         self.server = GrpcServer(settings, self.calls, guard=guard, recorder=recorder)
         self.address = (settings.host, self.server.bind())
         self.target = f"{settings.host}:{self.address[1]}"

@@ -90,7 +90,7 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB", "latency": "lowest"}
     values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest", "insecure": "true"}
     values |= {"log_requests": "all", "protect_metrics": "true", "http_explore": "true"}
-    values |= {"refuse_token_ids": "true", "audit_fraction": "0.5"}
+    values |= {"refuse_token_ids": "true", "audit_fraction": "0.5", "alias": "a/b=c"}
     one_process = {"unix_socket", "allow_shared_memory"}  # which need a single worker
     names = [name for name in Settings.model_fields if name not in one_process]
     for name in names:
@@ -134,10 +134,15 @@ def test_an_option_that_needs_another_is_refused_without_it(flags: str, line: st
         ("--max-memory", "-5MiB", "must be a number of bytes or a size such as 64MiB"),
         ("--max-message-bytes", "1KiB", "1MiB to 2047MiB"),
         ("--version-policy", "newest", "newest"),
+        ("--alias", "a=b,b=c", "alias 'b': must match"),
+        ("--alias", "a=a", "alias 'a': must match"),
+        ("--alias", "a=b,a=c", "alias 'a': must match"),
+        ("--alias", "a", "a=: the name of the model must match"),
+        ("--alias", "/a=b", "alias '/a': must match"),
         ("--port", "a\nerror: forged", "valid integer"),
         ("--port", "x" * 100_000, "valid integer"),
     ],
-    ids=range(10),
+    ids=range(15),
 )
 def test_an_invalid_value_is_refused_on_one_bounded_line(flag: str, value: str, reason: str) -> None:
     (line,) = errors(*REPOSITORY, flag, value)
@@ -145,6 +150,19 @@ def test_an_invalid_value_is_refused_on_one_bounded_line(flag: str, value: str, 
     assert line.startswith(f"error: {flag} {shown}"[:100])
     assert reason in line
     assert len(line) < 500
+
+
+def test_aliases_are_flags_variables_or_a_table(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {"org/a": "a", "b-1": "a"}
+    assert settings("--alias", "org/a=a", "--alias", "b-1=a").alias == expected
+    file.write_text('[alias]\n"org/a" = "a"\nb-1 = "a"')
+    assert settings().alias == expected
+    monkeypatch.setenv("ATTENTION_ALIAS", "org/a=b")
+    assert settings().alias == {"org/a": "b"}
+    monkeypatch.delenv("ATTENTION_ALIAS")
+    for wrong in ("5", "[5]", "{a = [1]}"):
+        file.write_text(f"alias = {wrong}")
+        assert "alias = " in errors(*REPOSITORY)[0]
 
 
 def test_an_error_names_flag_variable_or_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -649,8 +649,8 @@ Global___RerankRequest: _TypeAlias = RerankRequest  # noqa: Y015
 
 @_typing.final
 class RerankStreamRequest(_message.Message):
-    """One text whose relevance to a query is asked for. What is not the text is taken
-    from the first request of the stream.
+    """One text whose relevance to a query is asked for. The query is the same in all
+    requests of the stream; what is not the text is taken from the first.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

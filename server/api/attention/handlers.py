@@ -1,8 +1,9 @@
-"""The methods of attention.v1: inference, stored contexts (put, append, drop and list), and models."""
+"""The methods of attention.v1: inference, stored contexts (put, append, drop, list), tokens, and models."""
 
 import math
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,8 +17,10 @@ from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import InferenceMethod
 from attention_serving.server.api.method import (
     Method,
+    ModelKind,
     control_method,
     control_methods,
+    default_model,
     filter_permitted,
     find_model,
     parse,
@@ -40,8 +43,10 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import Model
 from attention_serving.server.engine.requests.request import Request
-from attention_serving.server.engine.requests.validation import tokenize_texts
+from attention_serving.server.engine.requests.tokenizer import TEXT, TOKEN_IDS, TextLimits
+from attention_serving.server.engine.requests.validation import encode_texts, text_limits, tokenize_texts
 from attention_serving.server.engine.types import (
     CONTEXT_BYTES,
     Array,
@@ -59,6 +64,9 @@ MAX_ID_BYTES = 1024
 RESPONSE = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 # Contexts in a page at most, and digits of a token.
 MAX_PAGE, MAX_TOKEN = 1000, 20
+# Memory of a token while texts are encoded, and with a reply and its Python objects; and its bytes in a reply
+# at least.
+ENCODED_BYTES, TOKEN_BYTES, LEAST_TOKEN_BYTES = 32, 192, 12
 
 
 class PreparedContext(NamedTuple):
@@ -85,14 +93,12 @@ class Attend(InferenceMethod):
     is_slow = staticmethod(requests.is_slow)
 
     def _model_name(self, parsed: Parsed[Any], call: Call) -> str:
-        name = super()._model_name(parsed, call)
-        if name or not parsed.message.text.return_labels:
+        name, message = super()._model_name(parsed, call), parsed.message
+        if name or not (message.HasField("text") or message.HasField("embedding")):
             return name
-        models = [model for model in self._engine.repository.loaded_models if model.classifier]
-        names = {model.name for model in filter_permitted(models, call, Right.INFER)}
-        if len(names) != 1:
-            raise InvalidRequestError("model_name", f"is required: {len(names)} text classifiers are ready")
-        return names.pop()
+        text = message.text
+        classifies = text.return_labels or text.raw_scores or parsed.contents("text", "pairs")
+        return default_model(self._engine.repository, call, "classifier" if classifies else "encoder")
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
@@ -148,19 +154,57 @@ class AttendStream(Attend):
         return error
 
 
-class PutContext:
+class ModelMethod(ABC):
+    """A method that works with one model on the codec threads, and may need a run of it.
+
+    Attributes:
+        kinds: The kinds of models that may answer a request without the name of one: see `default_model`.
+    """
+
+    kinds: ClassVar[tuple[ModelKind, ...]] = ()
+
+    def __init__(
+        self, engine: Engine, threads: CodecThreads, kind: Any, paths: Iterable[str], sequences: int
+    ) -> None:
+        """Creates the method, from the type of its requests, what is extracted, and their largest number."""
+        self._engine, self._threads, self._contexts = engine, threads, engine.contexts
+        self._parse_message = make_parser(kind, paths, sequences)
+
+    async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
+        """Answers one request."""
+        reservation.add(len(message))
+        reply: bytes = await self._threads.run(partial(self._work, message, call, reservation), call.deadline)
+        return reply
+
+    def _work(self, message: bytes, call: Call, reservation: Reservation) -> Any:
+        parsed, repository = parse(self._parse_message, message), self._engine.repository
+        name = parsed.message.model_name or (
+            default_model(repository, call, *self.kinds) if self.kinds else ""
+        )
+        model = find_model(repository.ready, call, Right.INFER, name, parsed.message.model_version)
+        try:
+            return self._answer(parsed, model, call, reservation)
+        except Exception as error:
+            self._engine.report_failure(model, error, reservation)
+            raise
+
+    @abstractmethod
+    def _answer(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
+        """Answers a request to a model on the codec threads."""
+
+
+class PutContext(ModelMethod):
     """Projects rows and stores them: as a context, or as the continuation of one."""
 
     def __init__(self, engine: Engine, threads: CodecThreads, message_type: Any, reply: Any) -> None:
         """Creates the method, from the types of its requests and replies."""
-        self._engine, self._threads, self._contexts = engine, threads, engine.contexts
-        self._parse_message = make_parser(message_type, requests.CONTEXT_PATHS, 1)
+        super().__init__(engine, threads, message_type, requests.CONTEXT_PATHS, 1)
         self._reply = reply
 
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Answers one request."""
         reservation.add(len(message))
-        work = partial(self._decode, message, call, reservation)
+        work = partial(self._work, message, call, reservation)
         model, context, make_tensors, request = await self._threads.run(work, call.deadline)
         if request is not None:
             result = await self._engine.submit_and_wait(request, reservation)
@@ -169,17 +213,7 @@ class PutContext:
         reply: bytes = self._reply(context=responses.describe_context(context, model)).SerializeToString()
         return reply
 
-    def _decode(self, message: bytes, call: Call, reservation: Reservation) -> PreparedContext:
-        parsed = parse(self._parse_message, message)
-        name, version = parsed.message.model_name, parsed.message.model_version
-        model = find_model(self._engine.model, call, Right.INFER, name, version)
-        try:
-            return self._validate(parsed, model, call, reservation)
-        except Exception as error:
-            self._engine.report_failure(model, error, reservation)
-            raise
-
-    def _validate(
+    def _answer(
         self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation
     ) -> PreparedContext:
         message, caller, parent = parsed.message, call.caller, None
@@ -214,6 +248,57 @@ class PutContext:
         return PreparedContext(model, new, partial(join_tensors, parent, positions), request)
 
 
+class Tokens(ModelMethod):
+    """Turns texts into token ids, or token ids into texts, without a run of the model."""
+
+    kinds = ("encoder", "classifier")
+
+    def _answer(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> bytes:
+        is_text = isinstance(parsed.message, pb.TokenizeRequest)
+        work = self._encode if is_text else self._decode
+        reply = work(parsed, model, call, reservation)
+        reply.model_name, reply.model_version = model.name, model.version
+        self._check_size(TEXT if is_text else TOKEN_IDS, reply.ByteSize())
+        return bytes(reply.SerializeToString())
+
+    def _check_size(self, field: str, size: int) -> None:
+        if size > (limit := self._engine.limits.max_result_bytes):
+            raise LimitExceededError(field, f"the response would have {size} bytes; the limit is {limit}")
+
+    def _encode(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
+        text, limits = parsed.message.text, self._engine.limits
+        texts, pairs = (tuple(parsed.contents(TEXT, name)) for name in ("texts", "pairs"))
+        if not texts:
+            raise InvalidRequestError(TEXT, "has no texts; at least one is required")
+        options = requests.text_options(text) | {"truncate": text.truncate}
+        decoded = DecodedRequest(texts=texts, second_texts=pairs, deadline=call.deadline, **options)
+        bounds = TextLimits(limits.max_text_bytes, tokens=limits.max_result_bytes // LEAST_TOKEN_BYTES)
+        if text.truncate:
+            bounds = bounds._replace(text_tokens=text_limits(model, limits).text_tokens)
+        adds_special = not parsed.message.omit_special_tokens
+        flags = {"offsets": not pairs, "special": True, "adds_special": adds_special}
+        encoded = encode_texts(decoded, model, limits, reservation, bounds, ENCODED_BYTES, **flags)
+        reservation.add(TOKEN_BYTES * len(encoded.ids.rows))
+        ids, lengths = encoded.ids.rows.tolist(), encoded.ids.lengths
+        reply = pb.TokenizeResponse(tokens=model.text_tokenizer.texts_of(ids), truncated=encoded.truncated)
+        reply.token_ids.MergeFrom(pb.TokenSequences(ids=ids, lengths=lengths))
+        reply.special.extend(map(bool, encoded.special))
+        if encoded.offsets is not None:
+            starts, ends = encoded.offsets.rows.T.tolist()
+            reply.token_offsets.MergeFrom(pb.Spans(lengths=lengths, starts=starts, ends=ends))
+        return reply
+
+    def _decode(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Any:
+        ids = requests.decode_token_ids(parsed, Allowance(self._engine.limits, reservation))
+        if not ids.lengths or 0 in ids.lengths:
+            raise InvalidRequestError(TOKEN_IDS, "has an empty sequence, or none; each needs at least one id")
+        self._check_size(TOKEN_IDS, size := model.text_tokenizer.text_bytes(ids.rows))
+        reservation.add(TOKEN_BYTES * max(ids.lengths) + 2 * size)
+        keeps_special = parsed.message.keep_special_tokens
+        texts = model.text_tokenizer.decode(ids, call.deadline, keeps_special=keeps_special)
+        return pb.DetokenizeResponse(texts=texts)
+
+
 def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
     """Each method by its full name.
 
@@ -221,33 +306,42 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
         engine: Computes results, and has the models and the contexts.
         threads: Decode and encode what is large; store, list and drop contexts.
     """
-    repository, contexts = engine.repository, engine.contexts
+    repository, contexts, most = engine.repository, engine.contexts, engine.limits.max_sequences
+
+    def describe(model: Model) -> pb.Model:
+        return responses.describe(model, repository.aliases(model.name))
 
     def list_models(_request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes the models that the caller may read, those that failed to load included."""
-        return pb.ListModelsResponse(models=map(responses.describe, filter_permitted(repository, call)))
+        return pb.ListModelsResponse(models=map(describe, filter_permitted(repository, call)))
 
     def get_model(request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         model = find_model(repository.find, call, Right.READ, request.name, request.version)
-        return pb.GetModelResponse(model=responses.describe(model))
+        return pb.GetModelResponse(model=describe(model))
 
     async def drop(request: pb.DropContextRequest, call: Call) -> None:
-        model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
+        model = find_model(repository.ready, call, Right.INFER, request.model_name, request.model_version)
         await threads.run(partial(contexts.drop, model, request.id, call.caller.name), call.deadline)
 
     async def list_page(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
-        model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
+        model = find_model(repository.ready, call, Right.INFER, request.model_name, request.model_version)
         return await threads.run(partial(_page, engine, model, call.caller.name, request), call.deadline)
 
     # Of inference, so that an identity's limits hold for them: they take longer with each stored context.
     options: dict[str, Any] = {"is_inference": True, "right": Right.INFER}
-    put = PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse)
-    append = PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse)
+    on_models = {
+        "PutContext": PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse),
+        "AppendContext": PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse),
+        "Tokenize": Tokens(engine, threads, pb.TokenizeRequest, requests.PATHS_OF_TEXTS, most),
+        "Detokenize": Tokens(engine, threads, pb.DetokenizeRequest, requests.PATHS_OF_IDS, most),
+    }
     return {
         f"/{SERVICE.full_name}/Attend": Attend(engine, threads).method(),
         f"/{SERVICE.full_name}/AttendStream": AttendStream(engine, threads).method(),
-        f"/{SERVICE.full_name}/PutContext": Method(handle=put.handle, budget=engine.budget, **options),
-        f"/{SERVICE.full_name}/AppendContext": Method(handle=append.handle, budget=engine.budget, **options),
+        **{
+            f"/{SERVICE.full_name}/{name}": Method(handle=method.handle, budget=engine.budget, **options)
+            for name, method in on_models.items()
+        },
         f"/{SERVICE.full_name}/DropContext": control_method(
             pb.DropContextRequest.FromString, drop, **options
         ),

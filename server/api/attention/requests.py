@@ -39,6 +39,7 @@ PATHS = (
     "query.lengths", "key.lengths", "value.lengths", "token_ids.lengths", "embedding.spans.lengths",
     "token_ids.ids", "positions", "embedding.spans.starts", "embedding.spans.ends", "inputs.shapes",
 )  # fmt: skip
+PATHS_OF_TEXTS, PATHS_OF_IDS = ("text.texts", "text.pairs"), ("token_ids.ids", "token_ids.lengths")
 CONTEXT_PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
 # The types that models take, and that vectors are sent in, by name.
 ENUM_BY_NAME = {
@@ -136,18 +137,37 @@ def decode(parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance) 
         dimensions=embedding.dimensions,
         spans=_decode_spans(parsed, allowance) if embedding.HasField(SPANS) else None,
         return_offsets=message.return_offsets,
-        prompt=text.prompt if text.HasField("prompt") else None,
-        truncate=text.truncate if text.HasField("truncate") else None,
+        **text_options(text),
     )
+
+
+def text_options(text: pb.TextSequences) -> dict[str, Any]:
+    """How a request wants its texts to be tokenized, as attributes of a DecodedRequest.
+
+    Raises:
+        InvalidRequestError: The kind or the side is unknown.
+    """
+    return {
+        "prompt": text.prompt if text.HasField("prompt") else None,
+        "truncate": text.truncate if text.HasField("truncate") else None,
+        "truncation_side": _choice("truncation_side", text.truncation_side, pb.TruncationSide) or None,
+        "input_kind": _choice("input_kind", text.input_kind, pb.InputKind),
+    }
+
+
+def _choice(field: str, number: int, choices: Any) -> str:
+    """The name of a member of an enum in lower case; empty if it is not set."""
+    names = {value: name.removeprefix(f"{field}_".upper()).lower() for name, value in choices.items()}
+    if number not in names:
+        raise InvalidRequestError(field, f"is {number}; must be one of {', '.join([*names.values()][1:])}")
+    return names[number] if number else ""
 
 
 def _decode_inputs(parsed: Parsed[pb.AttendRequest], allowance: Allowance) -> dict[str, Ragged]:
     """The inputs by the names of their fields."""
     message, inputs = parsed.message, dict[str, Ragged]()
     if message.HasField("token_ids"):
-        lengths = _decode_lengths(parsed, allowance.limits, "token_ids")
-        rule = f"the lengths sum to {sum(lengths)}"
-        inputs["token_ids"] = _decode_integers(parsed, allowance, lengths, rule, "token_ids", "ids")
+        inputs["token_ids"] = decode_token_ids(parsed, allowance)
     for field in ("query", "key", "value"):
         if message.HasField(field):
             inputs[field] = decode_vectors(parsed, allowance, field)
@@ -158,6 +178,13 @@ def _decode_inputs(parsed: Parsed[pb.AttendRequest], allowance: Allowance) -> di
         rule = f"the query has {sum(lengths)} rows"
         inputs[POSITIONS] = _decode_integers(parsed, allowance, lengths, rule, POSITIONS)
     return inputs
+
+
+def decode_token_ids(parsed: Parsed[Any], allowance: Allowance) -> Ragged:
+    """The token ids of a request."""
+    lengths = _decode_lengths(parsed, allowance.limits, "token_ids")
+    rule = f"the lengths sum to {sum(lengths)}"
+    return _decode_integers(parsed, allowance, lengths, rule, "token_ids", "ids")
 
 
 def decode_rows(parsed: Parsed[Any], allowance: Allowance) -> tuple[dict[str, Array], Array]:

@@ -1,6 +1,6 @@
 """Responses of attention.v1: the results of requests, models and stored contexts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -115,17 +115,19 @@ def encode_named(
     return parts
 
 
-def describe(model: Model) -> pb.Model:
-    """Describes a model, loaded or failed."""
+def describe(model: Model, aliases: Iterable[str] = ()) -> pb.Model:
+    """Describes a model, loaded or failed, that requests reach under some aliases too."""
     if isinstance(model, FailedModel):
+        state, reason = pb.Model.STATE_FAILED, model.reason
         return pb.Model(
-            name=model.name, version=model.version, state=pb.Model.STATE_FAILED, state_reason=model.reason
+            name=model.name, version=model.version, state=state, state_reason=reason, aliases=aliases
         )
     manifest, encoder, classifier = model.manifest, model.encoder, model.classifier
     inputs = [_tensor(spec, model, optional=spec.name in model.optional_inputs) for spec in model.inputs]
     if GraphKind.MASK in manifest.graphs:
         inputs.append(_tensor(manifest.graphs[GraphKind.MASK].inputs[-1], model, optional=True))
     inputs += [_tensor(spec, model, optional=True) for spec in model.length_inputs]
+    side = pb.TruncationSide.Value(f"TRUNCATION_SIDE_{manifest.truncation_side.upper()}")
     weights = model.weights_output
     heads = manifest.num_heads or (0 if weights is None else int([1, *weights.axes[1:-2]][-1]))
     return pb.Model(
@@ -154,12 +156,17 @@ def describe(model: Model) -> pb.Model:
         digest=model.digest,
         text_encoder=None
         if encoder is None
-        else copy_fields(encoder, pb.TextEncoder, num_layers=encoder.layers),
-        text_classifier=None if classifier is None else copy_fields(classifier, pb.TextClassifier),
+        else copy_fields(
+            encoder, pb.TextEncoder, num_layers=encoder.layers, truncation_side=side, quantisation_ranges={}
+        ),
+        text_classifier=None
+        if classifier is None
+        else copy_fields(classifier, pb.TextClassifier, truncation_side=side, returns_raw_scores=False),
         attention_patterns=[
             copy_fields(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns
         ],
         attention_weights="" if weights is None else weights.name,
+        aliases=aliases,
     )
 
 

@@ -159,9 +159,11 @@ class Handlers:
 
     def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         """Replies true for a loaded model, and false for an unknown one, as Triton does."""
-        require_right(call, Right.READ, request.name)
+        repository = self._engine.repository
+        model = repository.resolve(request.name)
+        require_right(call, Right.READ, model, request.name)
         try:
-            self._engine.model(request.name, request.version)
+            repository.ready(model, request.version)
         except EngineError:
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=self._is_serving())
@@ -230,7 +232,7 @@ class Handlers:
 
         Masks and lengths are left out where they are options: load generators send noise for all inputs.
         """
-        model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
+        model = find_model(self._engine.repository.ready, call, Right.READ, request.name, request.version)
         required = [spec for spec in model.inputs if spec.name not in model.optional_inputs]
         inputs = list(map(_metadata, [*required, *model.length_inputs]))
         if model.tokenizer is not None:
@@ -253,7 +255,7 @@ class Handlers:
         """
         metadata = self.model_metadata(request, call)
         batched = metadata.inputs[0].datatype != BYTES
-        lengths = self._engine.model(request.name, request.version).manifest.lengths
+        lengths = self._engine.repository.ready(request.name, request.version).manifest.lengths
         config = pb.ModelConfig(
             name=metadata.name,
             platform=PLATFORM,
@@ -275,16 +277,19 @@ class Handlers:
 
     def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
         """Reports what the models that are ready have done: all of them, or those of a name or version."""
-        if request.name:
-            require_right(call, Right.READ, request.name)
+        name = self._engine.repository.resolve(request.name)
+        if name:
+            require_right(call, Right.READ, name, request.name)
         self._engine.events.flush()
         models = [
             model
             for model in filter_permitted(self._engine.repository.loaded_models, call)
-            if request.name in ("", model.name) and request.version in ("", model.version)
+            if name in ("", model.name) and request.version in ("", model.version)
         ]
         if not models and (request.name or call.identity is None):
-            models = [find_model(self._engine.model, call, Right.READ, request.name, request.version)]
+            models = [
+                find_model(self._engine.repository.ready, call, Right.READ, request.name, request.version)
+            ]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(model) for model in models])
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:

@@ -312,7 +312,7 @@ class ModelControl:
             versions = self.repository.versions(model.name)
             if versions.get(model.version) is not model:
                 return False
-            failed = FailedModel(*key, reason, is_withdrawn=True)
+            failed = FailedModel(*key, reason, is_withdrawn=True, aliases=model.manifest.aliases)
             self.repository.replace(model.name, {**versions, model.version: failed})
             self._states.pop(key, None)
             fields = {"model": model.name, "version": model.version, "reason": reason}

@@ -275,9 +275,12 @@ def _tokens(tokenizer: TextTokenizer, manifest: Manifest, text: str, second: str
     inputs = manifest.graphs[GraphKind.PLAIN].inputs
     most = manifest.max_lengths.get(str(inputs[0].axes[1]), sys.maxsize)
     second_texts = () if second is None else (second,)
-    limits = TextLimits(text_tokens=most)
     encoded = tokenizer.encode(
-        (text,), limits, second_texts=second_texts, truncates=True, types=len(inputs) > 1
+        (text,),
+        TextLimits(text_tokens=most),
+        second_texts=second_texts,
+        cut=manifest.truncation_side,
+        types=len(inputs) > 1,
     )
     columns = [encoded.ids.rows] if encoded.types is None else [encoded.ids.rows, encoded.types.rows]
     return {spec.name: rows[np.newaxis] for spec, rows in zip(inputs, columns, strict=False)}

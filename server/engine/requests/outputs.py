@@ -61,7 +61,7 @@ def check_selection(
         size += decoded.offsets.rows.nbytes
     if decoded.spans is not None:
         encoder, lengths = check_pooling(model), [plan.lengths[0] for plan in plans]
-        check_spans(decoded.spans, lengths, unit="token", noun="sequence")
+        check_spans(decoded.spans, lengths)
         embeddings = len(decoded.spans.rows) - len(lengths)
         size += FLOAT_BYTES * (embeddings * encoder.embedding_width - sum(lengths) * encoder.width)
         # One sequence is pooled at a time, in double precision: see `_linear`.
@@ -133,9 +133,9 @@ def token_spans(spans: Ragged, encoded: EncodedTexts) -> Ragged:
 
     Raises:
         InvalidRequestError: A span is empty or reversed, ends after its text, or has no tokens.
-        LimitExceededError: A span ends after the characters to which its text was cut.
+        LimitExceededError: A span is not within the characters to which its text was cut.
     """
-    check_spans(spans, encoded.ends, encoded.truncated, unit="character", noun="text")
+    check_spans(spans, encoded.ends, encoded.starts, encoded.truncated)
     if encoded.offsets is None:
         raise ValueError("the texts were encoded without offsets")
     rows, first, token = np.empty_like(spans.rows), 0, 0
@@ -151,34 +151,36 @@ def token_spans(spans: Ragged, encoded: EncodedTexts) -> Ragged:
 
 
 def check_spans(
-    spans: Ragged, ends: Sequence[int], truncated: Container[int] = (), *, unit: str, noun: str
+    spans: Ragged, ends: Sequence[int], starts: Sequence[int] = (), truncated: Container[int] = ()
 ) -> None:
     """Checks that every span lies within its sequence.
 
     Args:
         spans: Start and end of each span (n, 2).
         ends: For each sequence, the exclusive upper bound of its spans.
+        starts: For each text, the lower bound of its spans of characters; empty for spans of tokens.
         truncated: Indices of the sequences that were cut.
-        unit: What the spans count, for errors.
-        noun: What a sequence is, for errors.
 
     Raises:
         InvalidRequestError: A span is empty or reversed, or ends after its sequence, or there are spans for
             more or fewer sequences.
-        LimitExceededError: A span ends after that to which its sequence was cut.
+        LimitExceededError: A span is not within that to which its sequence was cut.
     """
+    unit, noun = ("character", "text") if starts else ("token", "sequence")
     if len(spans.lengths) != len(ends):
         raise InvalidRequestError(SPANS, f"are given for {len(spans.lengths)} {noun}s of {len(ends)}")
-    starts, stops = spans.rows.T
-    (wrong,) = np.nonzero(starts >= stops)
+    begin, stop = spans.rows.T
+    (wrong,) = np.nonzero(begin >= stop)
     if wrong.size:
         problem = f"{_name(spans, wrong[0], noun)} has no {unit}s; its start must be below its end"
         raise InvalidRequestError(SPANS, problem)
-    (beyond,) = np.nonzero(stops > np.repeat(np.asarray(ends, np.int64), spans.lengths))
+    bounds = np.repeat(np.array([starts or [0] * len(ends), ends], np.int64), spans.lengths, axis=1)
+    (beyond,) = np.nonzero((begin < bounds[0]) | (stop > bounds[1]))
     if beyond.size:
         name, sequence = _name(spans, beyond[0], noun), _sequence(spans, beyond[0])
         if sequence in truncated:
-            problem = f"{name} ends beyond {unit} {ends[sequence]}, where the {noun} is cut"
+            first, last = bounds[:, beyond[0]]
+            problem = f"{name} is not within {unit}s {first} to {last}, to which the {noun} is cut"
             raise LimitExceededError(SPANS, problem)
         raise InvalidRequestError(SPANS, f"{name} ends beyond the {ends[sequence]} {unit}s of its {noun}")
 

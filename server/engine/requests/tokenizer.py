@@ -4,10 +4,10 @@ import math
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -20,15 +20,17 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.types import Array, Ragged, Text
 
-# Name of the request field that contains texts.
-TEXT = "text"
+# Names of the request fields that contain texts, and token ids.
+TEXT, TOKEN_IDS = "text", "token_ids"
 SPACE = " "
-# Characters of a text's first part, for each token that a text may have: more than most tokens have, so that
-# most texts within the limit are encoded once.
+# Characters of the part of a text that is encoded first, for each token that a text may have: more than most
+# tokens have, so that most texts within the limit are encoded once.
 CHARACTERS_OF_PART = 8
-# A part of a text begins with the tokens of the text if it has so many times as many: only its last ones
-# depend on what follows.
-PREFIX_FACTOR = 2
+# A part has the tokens that stay of a text if it has so many times as many: only those at its other end
+# depend on the rest of the text.
+PART_FACTOR = 2
+# Which end of a text is cut off.
+Side: TypeAlias = Literal["right", "left"]
 # Stands for bytes that are not a whole character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_ID = 2**32 - 1
@@ -61,11 +63,13 @@ class EncodedTexts(NamedTuple):
 
     Attributes:
         ids: One sequence for each text.
-        truncated: Indices of the texts of which only the first tokens are there.
+        truncated: Indices of the texts that were cut.
         offsets: For each token the first and the exclusive last of its characters (2,), in the text without
             the prefix; (0, 0) for special tokens and those of the prefix. None if they were not asked for.
-        ends: With offsets, the number of characters of each text that its tokens stand for.
+        ends: With offsets, the exclusive last character of each text that its tokens stand for.
         types: For each token, which of the two texts of a pair it belongs to. None if not asked for.
+        starts: With offsets, the first character of each text that its tokens stand for.
+        special: For each token, whether it was added as a special token. Empty if not asked for.
     """
 
     ids: Ragged
@@ -73,6 +77,8 @@ class EncodedTexts(NamedTuple):
     offsets: Ragged | None = None
     ends: tuple[int, ...] = ()
     types: Ragged | None = None
+    starts: tuple[int, ...] = ()
+    special: Sequence[int] = ()
 
 
 class TextTokenizer:
@@ -84,18 +90,47 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-    def texts_of(self, ids: Iterable[int]) -> list[str]:
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
         """The text of each token by itself.
 
         A token without a text of its own has its name in the vocabulary: a special token, or one that is a
         part of a character. An id outside the vocabulary has its number.
         """
-        texts = []
-        for token_id in ids:
+        texts = {}
+        for token_id in set(ids):
             name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
             text = str(token_id) if name is None else self._tokenizer.decode([token_id])
-            texts.append(text if name is None or (text and REPLACEMENT not in text) else name)
+            texts[token_id] = text if name is None or (text and REPLACEMENT not in text) else name
+        return [texts[token_id] for token_id in ids]
+
+    def decode(self, ids: Ragged, deadline: float = math.inf, *, keeps_special: bool) -> list[str]:
+        """The text of each sequence of token ids of the vocabulary, with or without special tokens.
+
+        Raises:
+            DeadlineExceededError: The deadline passed before all ids were decoded.
+        """
+        texts, start = list[str](), 0
+        for length in ids.lengths:
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError("the deadline passed before the token ids were decoded")
+            rows = ids.rows[start : start + length].tolist()
+            texts.append(self._tokenizer.decode(rows, skip_special_tokens=not keeps_special))
+            start += length
         return texts
+
+    def text_bytes(self, ids: Array) -> int:
+        """An upper bound of the bytes of the text of token ids (T,).
+
+        Raises:
+            InvalidRequestError: An id is not in the vocabulary.
+        """
+        size, (unique, counts) = 0, np.unique(ids, return_counts=True)
+        for token_id, count in zip(unique.tolist(), counts.tolist(), strict=True):
+            name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
+            if name is None:
+                raise InvalidRequestError(TOKEN_IDS, f"contains id {token_id}, which no token has")
+            size += count * (len(name.encode()) + len(SPACE))
+        return size
 
     def encode(
         self,
@@ -105,9 +140,11 @@ class TextTokenizer:
         *,
         second_texts: tuple[Text, ...] = (),
         prefix: str = "",
-        truncates: bool = False,
+        cut: Side | None = None,
         offsets: bool = False,
         types: bool = False,
+        adds_special: bool = True,
+        special: bool = False,
     ) -> EncodedTexts:
         """Encodes each text, or each pair of texts, as one sequence of token ids.
 
@@ -118,10 +155,12 @@ class TextTokenizer:
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
             second_texts: The second text of each pair, without offsets; empty for single texts.
             prefix: Is put before each text.
-            truncates: Whether a text with too many tokens is cut to its first ones, special tokens included.
-                Of a pair, the longer text is cut, and then both.
+            cut: Which end of a text with too many tokens, special tokens included, is cut off: the left one
+                begins with the prefix. Of a pair, the longer text is cut, and then both. None refuses them.
             offsets: Whether the result contains the characters of each token.
             types: Whether the result contains the type of each token.
+            adds_special: Whether special tokens are added.
+            special: Whether the result says which tokens are special.
 
         Raises:
             InvalidRequestError: A text is empty or not UTF-8, or contains a word outside the vocabulary and
@@ -129,32 +168,34 @@ class TextTokenizer:
             LimitExceededError: A text is too long, or all of them are.
             DeadlineExceededError: The deadline passed before all texts were encoded.
         """
-        ids, lengths, truncated, type_ids = array("q"), [], [], array("q")
-        characters, ends = [], []
+        ids, lengths, truncated, characters, starts, ends = array("q"), [], [], [], list[int](), list[int]()
+        names = ["type_ids"] * types + ["special_tokens_mask"] * special
+        columns = {name: array("q") for name in names}
         for index in range(len(texts)):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
-            name, second_text = f"text {index}", None
-            text = prefix + _decode(name, texts[index], limits.text_bytes)
+            name = f"text {index}"
+            item = [text := prefix + _decode(name, texts[index], limits.text_bytes)]
             if second_texts:
                 name_of_second = f"the second text of pair {index}"
-                second_text = _decode(name_of_second, second_texts[index], limits.text_bytes)
-            encoding, second, cut = self._tokens(
-                name, text, second_text, limits.text_tokens, truncates=truncates, offsets=offsets
+                item.append(_decode(name_of_second, second_texts[index], limits.text_bytes))
+            added = self._tokenizer.num_special_tokens_to_add(len(item) > 1) if adds_special else 0
+            encoding, second, begin, kept = self._tokens(
+                name, item, limits.text_tokens, added, cut, offsets=offsets
             )
-            if cut is not None:
+            if kept is not None:
                 truncated.append(index)
-            processed = self._tokenizer.post_process(encoding, second, add_special_tokens=True)
+            processed = self._tokenizer.post_process(encoding, second, add_special_tokens=adds_special)
             if not processed:
                 raise InvalidRequestError(TEXT, f"{name} does not contain any words")
             ids.extend(processed.ids)
             lengths.append(len(processed))
-            if types:
-                type_ids.extend(processed.type_ids)
+            for column, values in columns.items():
+                values.extend(getattr(processed, column))
             if offsets:
-                token_offsets = _offsets(processed, encoding)
-                characters.append(np.maximum(token_offsets - len(prefix), 0).astype(np.uint32))
-                ends.append(max(0, (len(text) if cut is None else cut) - len(prefix)))
+                characters.append(_offsets(processed, encoding, begin - len(prefix)))
+                for bounds, character in zip((starts, ends), kept or (0, len(text)), strict=True):
+                    bounds.append(max(0, character - len(prefix)))
             if len(ids) > limits.tokens:
                 problem = f"texts 0 to {index} have {len(ids)} tokens"
                 raise LimitExceededError(TEXT, f"{problem}; the limit of one request is {limits.tokens}")
@@ -164,47 +205,59 @@ class TextTokenizer:
             tuple(truncated),
             Ragged(np.concatenate(characters), row_counts) if offsets else None,
             tuple(ends),
-            Ragged(np.asarray(type_ids, np.int64), row_counts) if types else None,
+            Ragged(np.asarray(columns["type_ids"], np.int64), row_counts) if types else None,
+            tuple(starts),
+            columns.get("special_tokens_mask", ()),
         )
 
     def _tokens(
-        self, name: str, text: str, second_text: str | None, most: int, *, truncates: bool, offsets: bool
-    ) -> tuple[Encoding, Encoding | None, int | None]:
-        """The tokens of a text and of the second one of a pair, without special tokens; and where it is cut.
+        self, name: str, texts: Sequence[str], most: int, added: int, side: Side | None, *, offsets: bool
+    ) -> tuple[Encoding, Encoding | None, int, tuple[int, int] | None]:
+        """The tokens of a text, or of both of a pair, to which some special tokens are added later.
 
-        The place is that in the first text, and None if nothing is cut.
+        Returns:
+            Those of both; the character of the first text that its offsets count from; and the first and
+            exclusive last of its characters that stay, None if nothing is cut.
         """
-        special = self._tokenizer.num_special_tokens_to_add(is_pair=second_text is not None)
-        room = max(0, most - special)
-        encoding = self._first_tokens(text, most, room, offsets=offsets)
-        second = None if second_text is None else self._first_tokens(second_text, most, room, offsets=offsets)
-        count = len(encoding) + (0 if second is None else len(second))
+        room = max(0, most - added)
+        parts = [self._part(text, most, room, side, offsets=offsets) for text in texts]
+        (encoding, begin), second = parts[0], parts[1][0] if len(parts) > 1 else None
+        count = sum(len(part) for part, _ in parts)
         if count <= room:
-            return encoding, second, None
-        if not truncates:
-            message = f"{name} has {count + special} or more tokens; the limit is {most}"
+            return encoding, second, begin, None
+        if side is None:
+            message = f"{name} has {count + added} or more tokens; the limit is {most}"
             raise LimitExceededError(
                 TEXT, message if second is None else f"{message} for both texts of a pair"
             )
-        cut, _ = (encoding.token_to_chars(room) if offsets else None) or (len(text), 0)
         kept = room
         if second is not None:
             kept, second_room = longest_first(len(encoding), len(second), room)
-            second.truncate(second_room)
-        encoding.truncate(kept)
-        return encoding, second, cut
+            second.truncate(second_room, direction=side)
+        # The characters of the token that is cut off beside those that stay.
+        at = kept if side == "right" else len(encoding) - kept - 1
+        start, end = (encoding.token_to_chars(at) if offsets else None) or (len(texts[0]), 0)
+        encoding.truncate(kept, direction=side)
+        return encoding, second, begin, (0, start) if side == "right" else (begin + end, len(texts[0]))
 
-    def _first_tokens(self, text: str, most: int, room: int, *, offsets: bool) -> Encoding:
+    def _part(
+        self, text: str, most: int, room: int, side: Side | None, *, offsets: bool
+    ) -> tuple[Encoding, int]:
         """All tokens of a text; of one that is far too long, those of a part, which are too many as well.
 
-        The part ends with a whole word.
+        The part has whole words of the end that stays.
+
+        Returns:
+            The tokens, and the character of the text that their offsets count from.
         """
         size = CHARACTERS_OF_PART * most
-        end = text.rfind(SPACE, 0, size) if size < len(text) else -1
-        part = self._encoding(text[:end], offsets=offsets) if end > 0 else None
-        if part is not None and len(part) > PREFIX_FACTOR * room:
-            return part
-        return self._encoding(text, offsets=offsets)
+        if size < len(text):
+            is_left = side == "left"
+            begin, end = (text.find(SPACE, -size), len(text)) if is_left else (0, text.rfind(SPACE, 0, size))
+            part = self._encoding(text[begin:end], offsets=offsets) if 0 <= begin < end else None
+            if part is not None and len(part) > PART_FACTOR * room:
+                return part, begin
+        return self._encoding(text, offsets=offsets), 0
 
     def _encoding(self, text: str, *, offsets: bool) -> Encoding:
         # The fast one does not compute where in the text each token comes from.
@@ -239,14 +292,14 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (least, room - least) if first <= second else (room - least, least)
 
 
-def _offsets(processed: Encoding, encoding: Encoding) -> Array:
-    """The offsets (T, 2) of tokens to which special tokens were added, and which had others before.
+def _offsets(processed: Encoding, encoding: Encoding, shift: int) -> Array:
+    """The shifted offsets (T, 2) of tokens to which special tokens were added, and which had others before.
 
     Those of `processed` are not used: they were processed a second time, which trims some of them twice.
     """
     offsets = iter(encoding.offsets)
-    pairs = [(0, 0) if sequence is None else next(offsets) for sequence in processed.sequence_ids]
-    return np.array(pairs, np.int64).reshape(-1, 2)
+    pairs = [(-shift, -shift) if sequence is None else next(offsets) for sequence in processed.sequence_ids]
+    return np.maximum(np.array(pairs, np.int64).reshape(-1, 2) + shift, 0).astype(np.uint32)
 
 
 def _decode(name: str, text: Text, limit: int) -> str:

@@ -19,12 +19,15 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import SPANS, check_selection, token_spans
 from attention_serving.server.engine.requests.request import Plan, Request, split
-from attention_serving.server.engine.requests.tokenizer import TEXT, TextLimits
+from attention_serving.server.engine.requests.tokenizer import TEXT, EncodedTexts, TextLimits
 from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged, SequencePlan
 
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
 PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return_offsets"
+# By kind of input, the names of its prompts if it is not the name of the kind, in the order in which
+# `encode_document` of sentence-transformers looks for them.
+INPUT_KIND, PROMPT_NAMES = "input_kind", {"document": ("document", "passage", "corpus")}
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
@@ -101,31 +104,11 @@ def tokenize_texts(
     if decoded.inputs:
         problem = f"cannot be combined with {', '.join(decoded.inputs)}; send one of them"
         raise InvalidRequestError(TEXT, problem)
-    if model.tokenizer is None:
-        problem = f"model {model.name!r} takes {', '.join(model.inputs_by_name)}, not text"
-        raise InvalidRequestError(TEXT, problem)
-    limits.check_sequences(TEXT, len(decoded.texts))
-    bounds, prefix, truncates = _text_limits(model, limits), _prompt(decoded, model), decoded.truncate
-    if truncates is None:
-        facts = model.encoder or model.classifier
-        truncates = facts is not None and facts.truncates
-    offsets = decoded.return_offsets or decoded.spans is not None
-    if decoded.second_texts:
-        _check_second_texts(decoded, model)
-    types = model.takes_token_types
-    if reservation is not None:
-        characters = sum(map(len, (*decoded.texts, *decoded.second_texts))) + len(prefix) * len(decoded.texts)
-        token_bytes = TOKEN_BYTES * (1 + types) + (OFFSET_BYTES if offsets else 0)
-        reservation.add(token_bytes * min(bounds.tokens, characters))
-    encoded = model.tokenizer.encode(
-        decoded.texts,
-        bounds,
-        decoded.deadline,
-        second_texts=decoded.second_texts,
-        prefix=prefix,
-        truncates=truncates,
-        offsets=offsets,
-        types=types,
+    offsets, types = decoded.return_offsets or decoded.spans is not None, model.takes_token_types
+    token_bytes = TOKEN_BYTES * (1 + types) + (OFFSET_BYTES if offsets else 0)
+    bounds = text_limits(model, limits)
+    encoded = encode_texts(
+        decoded, model, limits, reservation, bounds, token_bytes, offsets=offsets, types=types
     )
     inputs = {model.inputs[0].name: encoded.ids}
     if encoded.types is not None:
@@ -138,6 +121,47 @@ def tokenize_texts(
         truncated=encoded.truncated,
         spans=None if decoded.spans is None else token_spans(decoded.spans, encoded),
         offsets=encoded.offsets if decoded.return_offsets else None,
+    )
+
+
+def encode_texts(
+    decoded: DecodedRequest,
+    model: LoadedModel,
+    limits: Limits,
+    reservation: Reservation | None,
+    bounds: TextLimits,
+    token_bytes: int,
+    **options: bool,
+) -> EncodedTexts:
+    """The token ids of the texts of a request. Other arguments, and errors, are those of `tokenize_texts`.
+
+    Args:
+        decoded: The request.
+        model: Its model.
+        limits: The server's limits.
+        reservation: Receives the memory of the result.
+        bounds: Bounds of the texts.
+        token_bytes: Memory that each token of the result takes.
+        options: Passed on to `TextTokenizer.encode`.
+    """
+    texts, second_texts = decoded.texts, decoded.second_texts
+    facts, prefix = model.encoder or model.classifier, _prompt(decoded, model)
+    limits.check_sequences(TEXT, len(texts))
+    if second_texts:
+        _check_second_texts(decoded, model)
+    if reservation is not None:
+        characters = sum(map(len, (*texts, *second_texts))) + len(prefix) * len(texts)
+        reservation.add(token_bytes * min(bounds.tokens, characters))
+    truncates = facts is not None and facts.truncates if decoded.truncate is None else decoded.truncate
+    cut = decoded.truncation_side or model.manifest.truncation_side
+    return model.text_tokenizer.encode(
+        texts,
+        bounds,
+        decoded.deadline,
+        second_texts=second_texts,
+        prefix=prefix,
+        cut=cut if truncates else None,
+        **options,
     )
 
 
@@ -156,13 +180,19 @@ def _prompt(decoded: DecodedRequest, model: LoadedModel) -> str:
     """The text that is put before each text of a request."""
     prompts, default = (model.encoder.prompts, model.encoder.default_prompt) if model.encoder else ({}, "")
     name = default if decoded.prompt is None else decoded.prompt
+    if decoded.input_kind:
+        if decoded.prompt is not None:
+            raise InvalidRequestError(INPUT_KIND, "cannot be combined with prompt; send one of them")
+        names = {prompt.lower(): prompt for prompt in prompts} | {prompt: prompt for prompt in prompts}
+        kinds = PROMPT_NAMES.get(decoded.input_kind, (decoded.input_kind,))
+        name = next((names[kind] for kind in kinds if kind in names), default)
     if name and name not in prompts:
         advice = f"must be one of {', '.join(prompts)}" if prompts else f"model {model.name!r} has no prompts"
         raise InvalidRequestError(PROMPT, f"is {name[:100]!r}; {advice}")
     return prompts[name] if name else ""
 
 
-def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
+def text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     """Bounds of texts whose token ids and results are within the limits."""
     bytes_of_one, bytes_of_two = (
         model.plan(GraphKind.PLAIN, model.lengths(rows)).result_bytes for rows in (1, 2)

@@ -10,7 +10,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.security.guard import Guard
-from tests.server.api.served import ENTRIES, Secured
+from tests.server.api.served import ALIASES, ENTRIES, Secured
 from tests.server.seams import Served
 from tests.server.security.samples import FixedKeys, issuer_tokens, public_jwk, watched, write_tokens
 
@@ -37,5 +37,5 @@ def guard(tokens_file: Path) -> Iterator[Guard]:
 def secured(
     self_model: LoadedModel, cross_model: LoadedModel, guard: Guard, tokens_file: Path
 ) -> Iterator[Secured]:
-    with Served(self_model, cross_model, guard=guard) as served:
+    with Served(self_model, cross_model, guard=guard, alias=ALIASES) as served:
         yield Secured(served, tokens_file)

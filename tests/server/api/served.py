@@ -30,6 +30,7 @@ ENTRIES = (
     entry("old", "old-token", "infer:*", expires="2020-01-01T00:00:00Z"),
     entry("limited", "limited-token", "infer:*", max_calls=1),
 )
+ALIASES = "org/self=tiny-self,unknown-alias=tiny-self,org/later=tiny-later"
 
 
 class Secured(NamedTuple):

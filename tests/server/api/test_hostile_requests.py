@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api import schemas, text_bodies
 from attention_serving.server.api.attention import requests as attention
 from attention_serving.server.api.open_inference import requests as open_inference
 from attention_serving.server.api.tensors import Allowance
@@ -31,7 +32,6 @@ from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_TEXTS
 from attention_serving.server.engine.requests.validation import tokenize_texts, validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import infer as http_infer
-from attention_serving.server.http import schemas, text_models
 from attention_serving.server.http.connection import HttpError
 from attention_serving.server.settings import Settings
 from tests.encoders.repository import SENTENCE
@@ -55,7 +55,7 @@ def decode(
     """Reads, decodes and validates a request as the server or the HTTP process does."""
     limits, budget = limits or Limits(), budget or MemoryBudget(64 * MIB)
     if made.method == "/v1/embeddings":
-        schemas.parse(made.data, text_models.EmbeddingRequest).message(SETTINGS)
+        schemas.parse(made.data, text_bodies.EmbeddingRequest).message(SETTINGS.max_message_bytes)
         return None
     if made.method not in (ATTEND, INFER):
         size, body = (made.headers or {}).get(JSON_SIZE, ""), bytearray(made.data)

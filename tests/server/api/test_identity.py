@@ -4,6 +4,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
@@ -13,7 +14,9 @@ from attention_serving.server.api.admission import check_share
 from attention_serving.server.engine.errors import IdentityLimitError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.peers import ACCESS_CHECK, SEPARATOR
 from attention_serving.server.transport.call import Metadata
+from tests.server.api.messages import attend_request
 from tests.server.api.served import ATTEND, STREAM, Opened, OpenStream, Secured, attend, bearer, refusal
 from tests.server.samples import CROSS, SELF
 from tests.server.seams import PATIENCE_SECONDS, Served, wait_until
@@ -79,6 +82,47 @@ def test_a_model_of_others_is_denied_before_anything_else_of_the_message(secured
     assert stream.ask(model="absent").error.reason == "RIGHT_MISSING"
     assert stream.ask().HasField("response")
     stream.end()
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "code"),
+    [
+        ("caller-token", "org/self", OK),
+        ("all-token", "org/later", NOT_FOUND),
+        ("other-token", "org/self", DENIED),
+        ("other-token", "unknown-alias", DENIED),
+    ],
+)
+def test_rights_are_those_of_the_model_that_an_alias_leads_to_and_errors_do_not_name_it(
+    secured: Secured, token: str, name: str, code: grpc.StatusCode
+) -> None:
+    stream = OpenStream(secured.served.channel, "caller-token")
+    assert stream.ask(model="org/self").response.model_name == SELF  # whose request is cached then
+    message = attend_request([2])
+    message.model_name = name
+    stub = AttentionServiceStub(secured.served.channel)
+    call = stub.Attend.future(message, metadata=bearer(token), timeout=PATIENCE_SECONDS)
+    assert call.code() is code
+    assert code is OK or (SELF in call.details()) == (code is NOT_FOUND)  # it may read all names
+    stream.end()
+
+
+def test_every_method_takes_an_alias_and_returns_the_name_of_the_model(secured: Secured) -> None:
+    name, channel = "org/self", secured.served.channel
+    options: dict[str, Any] = {"metadata": bearer("all-token"), "timeout": PATIENCE_SECONDS}
+    triton, typed = GRPCInferenceServiceStub(channel), AttentionServiceStub(channel)
+    assert triton.ModelReady(oip.ModelReadyRequest(name=name), **options).ready
+    assert triton.ModelMetadata(oip.ModelMetadataRequest(name=name), **options).name == SELF
+    assert triton.ModelConfig(oip.ModelConfigRequest(name=name), **options).config.name == SELF
+    statistics = triton.ModelStatistics(oip.ModelStatisticsRequest(name=name), **options).model_stats
+    assert [model.name for model in statistics] == [SELF]
+    model = typed.GetModel(pb.GetModelRequest(name=name), **options).model
+    assert (model.name, [*model.aliases]) == (SELF, ["org/self", "unknown-alias"])
+    assert not typed.ListContexts(pb.ListContextsRequest(model_name=name), **options).contexts
+    check = StringValue(value=f"{ATTEND}{SEPARATOR}unknown-alias")
+    ask: Any = channel.unary_unary(ACCESS_CHECK, StringValue.SerializeToString)
+    for token, code in (("all-token", OK), ("other-token", DENIED)):
+        assert ask.future(check, metadata=bearer(token)).code() is code
 
 
 def test_a_reader_sees_the_models_of_its_pattern(secured: Secured) -> None:

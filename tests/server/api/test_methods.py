@@ -10,6 +10,7 @@ from attention_serving.artifact.manifest import Cost, GraphKind
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2
+from attention_serving.protos.tei.v1 import tei_pb2
 from attention_serving.server.api.attention.responses import describe
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import Method
@@ -24,11 +25,12 @@ from tests.server.api.scripted import ScriptedCall, calls_of
 from tests.server.samples import HEADS, TEXT
 from tests.server.seams import unchanged
 
-FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
+FILES: list[Any] = [attention_pb2, open_inference_pb2, tei_pb2, health_pb2, reflection_pb2]
 KINDS = {
     (False, False): "unary",
     (True, True): "ordered stream",
     (False, True): "server stream",
+    (True, False): "client stream",
 }
 
 

@@ -30,7 +30,7 @@ class Answer(NamedTuple):
     @property
     def error(self) -> str:
         assert self.headers["content-type"] == "application/json"
-        assert list(self.json) == ["error"]
+        assert next(iter(self.json)) == "error"
         return str(self.json["error"])
 
 

@@ -16,6 +16,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.tei.v1 import tei_pb2
 from attention_serving.server.addresses import listen
 from attention_serving.server.http.server import HttpServer
 from attention_serving.server.security.peers import ACCESS_CHECK
@@ -24,7 +25,11 @@ from tests.server.http.clients import HOST
 from tests.server.seams import PATIENCE_SECONDS
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-SERVICES = (SERVICE, attention_pb2.DESCRIPTOR.services_by_name["AttentionService"])
+SERVICES = (
+    SERVICE,
+    attention_pb2.DESCRIPTOR.services_by_name["AttentionService"],
+    tei_pb2.DESCRIPTOR.services_by_name["Info"],
+)
 # The classes of request and reply of each method.
 METHODS: dict[str, tuple[Any, Any]] = {
     f"/{service.full_name}/{method.name}": (

@@ -17,10 +17,10 @@ from hypothesis.extra import numpy as arrays
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.open_inference.requests import BYTES
+from attention_serving.server.api.schemas import memory_of
 from attention_serving.server.api.tensors import DTYPE_BY_NAME, NAME_BY_DTYPE
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.http.infer import InferenceHeader, decode, encode, to_bytes, to_json
-from attention_serving.server.http.schemas import memory_of
 from tests.server.api.messages import vectors
 from tests.server.http.clients import MAX_BYTES, ask, binary_body, tensor
 from tests.server.http.scripted import Scripted

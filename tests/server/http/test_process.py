@@ -80,6 +80,7 @@ def test_what_either_process_refuses_is_counted_once(artifacts: Path, tmp_path: 
             return {dict(labels)["reason"]: count for (metric, labels), count in samples if metric == name}
 
         wait_until(lambda: len(refusals()) == 2)
+        metrics = port  # the same page
         assert refusals() == {"INVALID_FIELD": 3, "MODEL_NOT_FOUND": 1}
 
 

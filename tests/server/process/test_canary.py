@@ -97,7 +97,7 @@ def watched(artifacts: Path, tmp_path: Path) -> Iterator[Watched]:
 
 def ask(watched: Watched, name: str) -> None:
     """A request is answered, and the answer is that of eager PyTorch."""
-    model = watched.engine.model(name)
+    model = watched.engine.repository.ready(name)
     request = validated_of(model, [(3, 2)])
     assert_answers(request, submitted(watched.engine, model, request_of(model, [(3, 2)])).result())
 
@@ -119,7 +119,7 @@ def test_a_healthy_model_is_measured_and_a_damaged_one_is_withdrawn_until_it_is_
     assert "in service; the tolerance is " in reason
     assert str(tmp_path) not in reason
     with pytest.raises(ModelNotReadyError, match=rf"model '{SELF}' version 1 was taken out of service: "):
-        watched.engine.model(SELF)
+        watched.engine.repository.ready(SELF)
     assert watched.metric(RATIO) > 1
     assert (watched.metric(FAILURES), watched.metric(FAILURES, CROSS)) == (1, 0)
     ask(watched, CROSS)

@@ -31,6 +31,7 @@ from attention_client._values import (
     Ranking,
     TextInputs,
     TokenInputs,
+    TokenizedText,
 )
 from attention_client.errors import (
     AttentionClientError,
@@ -88,6 +89,7 @@ __all__ = [
     "TextTruncatedWarning",
     "TlsFiles",
     "TokenInputs",
+    "TokenizedText",
     "UnauthenticatedError",
     "UnavailableError",
     "__version__",

@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -28,6 +28,7 @@ from attention_client._calls.embeddings import (
     encode_embeddings,
     encode_rerank,
     encode_scores,
+    encode_tokenize,
 )
 from attention_client._calls.named import encode_infer
 from attention_client._connection.aio import AsyncConnection
@@ -54,6 +55,8 @@ from attention_client._values import (
 
 _ParametersT = ParamSpec("_ParametersT")
 _ResultT = TypeVar("_ResultT")
+Side: TypeAlias = Literal["right", "left"]
+InputKind: TypeAlias = Literal["query", "document", "classification", "clustering"]
 # More than the memory of any machine holds.
 MAX_IN_FLIGHT = 1_000_000
 
@@ -214,8 +217,10 @@ class AttentionClient(Connection):
         inputs: EmbedInputs,
         *,
         prompt: str | None = None,
+        input_kind: InputKind | None = None,
         dimensions: int | None = None,
         truncate: bool | None = None,
+        truncation_side: Side | None = None,
         spans: SpanList | SpanLists | None = None,
         timeout: float | None = None,
         version: Version = "",
@@ -228,10 +233,14 @@ class AttentionClient(Connection):
             model: Name of the model.
             inputs: One text, or a list of texts; or token ids (T,), (B, T) or a list of (T_i,).
             prompt: Name of the prompt that is put before each text, "" for none; None means the model's own.
+            input_kind: What the texts are, in place of `prompt`: "query", "document", "classification" or
+                "clustering". A model without a prompt of this kind uses its own.
             dimensions: Number of leading elements that are returned, normalised again if the model
                 normalises; None means all. The model lists what it allows.
             truncate: Whether texts with more tokens than the model takes are cut rather than refused; None
                 means the model's setting, and then texts that were cut raise a `TextTruncatedWarning`.
+            truncation_side: Which end of a text that is cut loses tokens: "right", or "left", where the
+                prompt is; None means the model's setting.
             spans: Parts of the texts that get an embedding each, computed in the context of the whole text
                 (late chunking): pairs of the first and the exclusive last character, in characters of the
                 str. A list of pairs for one text, otherwise a list of such lists, one for each text and
@@ -251,7 +260,7 @@ class AttentionClient(Connection):
                 another limit is exceeded.
             AttentionClientError: The call failed for another reason.
         """
-        embed = EmbeddingInputs(inputs, prompt, dimensions, truncate)
+        embed = EmbeddingInputs(inputs, prompt, dimensions, truncate, input_kind, truncation_side)
         return self._answer(encode_embeddings(self._options(model, version), embed, spans), timeout)
 
     def rerank(
@@ -262,6 +271,7 @@ class AttentionClient(Connection):
         *,
         top_n: int | None = None,
         truncate: bool | None = None,
+        truncation_side: Side | None = None,
         timeout: float | None = None,
         version: Version = "",
     ) -> list[Ranking]:
@@ -278,6 +288,7 @@ class AttentionClient(Connection):
             truncate: Whether pairs with more tokens than the model takes are cut rather than refused: the
                 longer text first, and then both. None means the model's setting, and then pairs that were cut
                 raise a `TextTruncatedWarning`.
+            truncation_side: As in `embed`; of a pair, both texts lose tokens at this end.
             timeout: Seconds for each request; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
@@ -288,7 +299,8 @@ class AttentionClient(Connection):
             AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version)
-        return self._answer(encode_rerank(options, query, texts, top_n, truncate=truncate), timeout)
+        call = encode_rerank(options, query, texts, top_n, truncate=truncate, truncation_side=truncation_side)
+        return self._answer(call, timeout)
 
     def classify(
         self,
@@ -297,6 +309,7 @@ class AttentionClient(Connection):
         pairs: str | Texts | None = None,
         *,
         truncate: bool | None = None,
+        truncation_side: Side | None = None,
         timeout: float | None = None,
         version: Version = "",
     ) -> FloatArray:
@@ -310,6 +323,7 @@ class AttentionClient(Connection):
             texts: One text, or a list of texts.
             pairs: The second text of each pair: in the form of `texts`; None for single texts.
             truncate: As in `rerank`.
+            truncation_side: As in `rerank`.
             timeout: Seconds for each request; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
@@ -317,7 +331,43 @@ class AttentionClient(Connection):
             float32: (L,) for one text or pair, otherwise (B, L).
         """
         options = self._options(model, version)
-        return self._answer(encode_scores(options, texts, pairs, truncate=truncate), timeout)
+        call = encode_scores(options, texts, pairs, truncate=truncate, truncation_side=truncation_side)
+        return self._answer(call, timeout)
+
+    def tokenize(
+        self,
+        model: str,
+        texts: str | Texts,
+        *,
+        prompt: str | None = None,
+        input_kind: InputKind | None = None,
+        omit_special_tokens: bool = False,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> Any:
+        """Turns texts, which may be longer than a model takes, into tokens with its tokenizer.
+
+        Args:
+            model: Name of the model.
+            texts: One text, or a list of texts.
+            prompt: As in `embed`.
+            input_kind: As in `embed`.
+            omit_special_tokens: Whether to leave out the special tokens that the model adds to each text.
+            timeout: Seconds; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+
+        Returns:
+            A `TokenizedText` for one text, otherwise a list of them.
+
+        Raises:
+            InvalidArgumentError: An argument has a wrong type or value, or the server refuses it.
+            AttentionClientError: The call failed for another reason.
+        """
+        text_options = {"prompt": prompt, "input_kind": input_kind}
+        request, decode = encode_tokenize(
+            self._options(model, version), texts, omits_special=omit_special_tokens, **text_options
+        )
+        return self._run(self._ask("Tokenize", request, decode, timeout))
 
     def infer(
         self,
@@ -533,6 +583,7 @@ class AsyncAttentionClient(AsyncConnection):
     embed = _awaited(AttentionClient.embed)
     rerank = _awaited(AttentionClient.rerank)
     classify = _awaited(AttentionClient.classify)
+    tokenize = _awaited(AttentionClient.tokenize)
     infer = _awaited(AttentionClient.infer)
     context = _awaited(AttentionClient.context)
     contexts = _awaited(AttentionClient.contexts)

@@ -105,6 +105,7 @@ class EncoderInfo:
         prompts: Names of the prompts.
         default_prompt: Name of the prompt of requests that name none; empty for none.
         truncates: Whether long texts are cut unless a request says otherwise.
+        truncation_side: Which end of a text that is cut loses tokens: "right" or "left".
     """
 
     num_layers: int
@@ -114,6 +115,7 @@ class EncoderInfo:
     prompts: tuple[str, ...]
     default_prompt: str
     truncates: bool
+    truncation_side: str = "right"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +127,14 @@ class ClassifierInfo:
         labels: The name of each score.
         activation: What was applied to the logits: "sigmoid", "softmax" or "identity".
         truncates: Whether long texts are cut unless a request says otherwise.
+        truncation_side: As `EncoderInfo.truncation_side`.
     """
 
     family: str
     labels: tuple[str, ...]
     activation: str
     truncates: bool
+    truncation_side: str = "right"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,7 @@ class ModelInfo:
             digits. Models with equal digests are the same; empty if the model is not ready.
         attention_weights: Name of the output with attention weights, which `return_weights` returns; empty if
             there is none.
+        aliases: Further names under which requests reach the model.
     """
 
     name: str
@@ -195,6 +200,7 @@ class ModelInfo:
     text_classifier: ClassifierInfo | None = None
     digest: str = ""
     attention_weights: str = ""
+    aliases: tuple[str, ...] = ()
 
     @classmethod
     def from_proto(cls, model: pb.Model) -> Self:
@@ -221,5 +227,7 @@ def _read(cls: type[_InfoT], message: Message, **values: Any) -> _InfoT:
     """An object with `values`, and with the message's fields of the same names for the rest."""
     for name in {attribute.name for attribute in fields(cls)} - values.keys():  # type: ignore[arg-type]
         value = getattr(message, name)
+        if name == "truncation_side":
+            value = "left" if value == pb.TRUNCATION_SIDE_LEFT else "right"
         values[name] = value if isinstance(value, str | int | float) else tuple(value)
     return cls(**values)

@@ -97,6 +97,24 @@ class Ranking(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TokenizedText:
+    """The T tokens of one text.
+
+    Attributes:
+        ids: int64 (T,).
+        tokens: The text of each token, or its name in the vocabulary if it has none.
+        offsets: int64 (T, 2): the first and the exclusive last character of each token, in characters of the
+            `str`; (0, 0) for special tokens and those of a prompt.
+        special: bool (T,): whether the model adds the token to each text.
+    """
+
+    ids: NDArray[np.int64]
+    tokens: tuple[str, ...]
+    offsets: NDArray[np.int64]
+    special: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenInputs:
     """One request of a stream with token ids: the arguments of `AttentionClient.attend_tokens`."""
 
@@ -125,6 +143,8 @@ class EmbeddingInputs:
     prompt: str | None = None
     dimensions: int | None = None
     truncate: bool | None = None
+    input_kind: str | None = None
+    truncation_side: str | None = None
 
 
 # The requests of one stream may differ in form, and so may its results.

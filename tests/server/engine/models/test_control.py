@@ -232,7 +232,7 @@ def test_polling_tries_again_when_a_failure_may_have_passed(
 
 def ask(engine: Engine) -> "Future[Result]":
     query = ragged(np.random.default_rng(0), [3], 4)
-    return submitted(engine, engine.model(SELF), DecodedRequest(inputs={"query": query}))
+    return submitted(engine, engine.repository.ready(SELF), DecodedRequest(inputs={"query": query}))
 
 
 def test_a_model_that_is_unloaded_is_freed_and_can_be_loaded_again(folder: Path, control: Control) -> None:

@@ -66,7 +66,7 @@ def ask(engine: Engine) -> np.ndarray:
     """The answer of the graph with a mask, whose weights are not packed."""
     mask = Mask(MaskKind.KEYS, np.ones(len(QUERY), np.bool_))
     request = DecodedRequest(inputs={"query": Ragged(QUERY, (len(QUERY),))}, mask=mask)
-    result = submitted(engine, engine.model(NAME), request).result()
+    result = submitted(engine, engine.repository.ready(NAME), request).result()
     return result.outputs["context_vectors"][0]
 
 

@@ -242,6 +242,33 @@ def test_models_are_found_by_name_and_version_or_refused_with_those_that_there_a
     assert (caught.value.field, caught.value.message) == (field, message)
 
 
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("org/a", "a"),
+        ("org/b", "b"),  # the setting takes precedence over the manifest of a
+        ("b", "b"),  # and a model's own name over both
+        ("org/later", "later"),
+        ("org/both", "org/both"),
+        ("org/none", "org/none"),
+    ],
+)
+def test_an_alias_leads_to_one_model(name: str, model: str) -> None:
+    models = [
+        FailedModel("a", "1", "", aliases=("org/a", "org/both", "org/b", "b")),
+        FailedModel("b", "1", "", aliases=("org/both",)),
+    ]
+    repository = Repository(models, {"org/b": "b", "b": "a", "org/later": "later"})
+    assert repository.resolve(name) == model
+    assert repository.aliases("b") == ["org/b"]
+    if model in ("a", "b"):
+        assert repository.find(name).name == model
+        return
+    problem = "is an alias of several models" if name == "org/both" else "does not exist; there are: a, b"
+    with pytest.raises(ModelNotFoundError, match=f"model '{name}' {problem}"):
+        repository.find(name)
+
+
 def test_a_repository_without_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="does not exist or is not a folder"):
         load_repository(tmp_path / "absent", DEVICE)

@@ -23,7 +23,7 @@ from tests.server.samples import TEXT
 from tests.support.refusals import expect_refusal
 
 WIDTH, TOKENS = 8, 40
-CUT = "span 1 of text 1, (0, 6), ends beyond character 5, where the text is cut"
+CUT = "is not within characters 1 to 5, to which the text is cut"
 
 
 def facts(*pooling: str, normalised: bool = False) -> EncoderFacts:
@@ -105,7 +105,9 @@ def test_tokens_of_a_span_share_a_character_with_it(data: st.DataObject, steps: 
         offsets.append([(0, 0), *bounds, (0, 0)])
         ends.append(sum(own) + 1)
         spans.append(data.draw(ranges(ends[-1])))
-    encoded = EncodedTexts(Ragged(np.empty(0), ()), (), ragged(offsets, np.uint32), tuple(ends))
+    encoded = EncodedTexts(
+        Ragged(np.empty(0), ()), (), ragged(offsets, np.uint32), tuple(ends), None, (0,) * len(ends)
+    )
     expected = [
         [[t for t, (a, b) in enumerate(own) if a < b and a < end and start < b] for start, end in wanted]
         for own, wanted in zip(offsets, spans, strict=True)
@@ -130,14 +132,15 @@ def ragged(pairs: list[list[tuple[int, int]]], dtype: Any = np.int64) -> Ragged:
         ([[(0, 2)], [(3, 3)]], InvalidRequestError, "span 0 of text 1, (3, 3), has no characters"),
         ([[(0, 2), (5, 4)], []], InvalidRequestError, "span 1 of text 0, (5, 4), has no characters"),
         ([[(0, 11)], []], InvalidRequestError, "span 0 of text 0, (0, 11), ends beyond the 10 characters"),
-        ([[], [(0, 1), (0, 6)]], LimitExceededError, CUT),
+        ([[], [(1, 2), (1, 6)]], LimitExceededError, f"span 1 of text 1, (1, 6), {CUT}"),
+        ([[], [(0, 2)]], LimitExceededError, f"span 0 of text 1, (0, 2), {CUT}"),
         ([[(0, 1)]], InvalidRequestError, "are given for 1 texts of 2"),
         ([[(0, 1)], [], []], InvalidRequestError, "are given for 3 texts of 2"),
     ],
 )
 def test_spans_outside_their_text_are_refused(spans: Any, error: type[EngineError], message: str) -> None:
     with expect_refusal(f"spans: {message}", error):
-        outputs.check_spans(ragged(spans), (10, 5), truncated=(1,), unit="character", noun="text")
+        outputs.check_spans(ragged(spans), (10, 5), (0, 1), truncated=(1,))
 
 
 def with_pooling(model: LoadedModel, **changes: Any) -> LoadedModel:

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from attention_serving.server.engine.errors import DeadlineExceededError, LimitExceededError
-from attention_serving.server.engine.requests.tokenizer import EncodedTexts, TextLimits, TextTokenizer
+from attention_serving.server.engine.requests.tokenizer import EncodedTexts, Side, TextLimits, TextTokenizer
 from tests.support.refusals import expect_refusal
 
 UNK = "[UNK]"
 SPECIALS = [("<s>", 0), ("</s>", 1)]
 LETTERS = "eLi人生 \t\u0301\u00e9\ufb01\U0001f370x"
+SIDES: tuple[Side, ...] = "right", "left"
 Offsets = list[tuple[int, int]]
 
 
@@ -134,13 +136,38 @@ def test_offsets_are_those_of_the_library_without_the_prefix_and_the_ids_do_not_
 
 
 @settings(max_examples=40)
+@given(text=st.text(st.sampled_from(LETTERS), max_size=200), prefix=st.sampled_from(["", "q: "]))
+def test_a_text_cut_on_the_left_begins_where_the_token_before_it_ends(
+    pair: tuple[TextTokenizer, Tokenizer], text: str, prefix: str
+) -> None:
+    tokenizer, reference = pair[0], Tokenizer.from_str(pair[1].to_str())
+    most = 6
+    found = tokenizer.encode(
+        (text,), TextLimits(text_tokens=most), prefix=prefix, cut="left", offsets=True, special=True
+    )
+    whole = reference.encode(prefix + text, add_special_tokens=False)
+    dropped = max(0, len(whole) - most + reference.num_special_tokens_to_add(is_pair=False))
+    everything, own = reference.encode(prefix + text), len(prefix)
+    marks = zip(everything.offsets, everything.special_tokens_mask, strict=True)
+    kept = iter([bounds for bounds, is_special in marks if not is_special][dropped:])
+    reference.enable_truncation(most, direction="left")
+    expected = reference.encode(prefix + text)
+    assert (found.ids.rows.tolist(), [*found.special]) == (expected.ids, expected.special_tokens_mask)
+    # Not those of `expected`: the library trims the space of the first token that stays in another way.
+    bounds = [(own, own) if is_special else next(kept) for is_special in expected.special_tokens_mask]
+    assert offsets_of(found) == [[(max(0, a - own), max(0, b - own)) for a, b in bounds]]
+    start = max(0, whole.offsets[dropped - 1][1] - own) if dropped else 0
+    assert (found.starts, found.ends) == ((start,), (len(text),))
+
+
+@settings(max_examples=40)
 @given(text=st.text(st.sampled_from(LETTERS), max_size=200))
 def test_a_cut_text_ends_where_its_next_token_begins(
     pair: tuple[TextTokenizer, Tokenizer], text: str
 ) -> None:
     tokenizer, reference = pair
     most = 6
-    found = tokenizer.encode((text,), TextLimits(text_tokens=most), truncates=True, offsets=True)
+    found = tokenizer.encode((text,), TextLimits(text_tokens=most), cut="right", offsets=True)
     whole = reference.encode(text, add_special_tokens=False)
     everything = reference.encode(text)
     (offsets,) = offsets_of(found)
@@ -170,14 +197,39 @@ def test_only_too_many_tokens_are_refused(
         assert length <= limit
 
 
-def test_the_start_of_a_long_text_is_enough_to_refuse_it(tmp_path: Path) -> None:
-    long = text_tokenizer(byte_level(), tmp_path)
-    seen: list[int] = []
-    encode = long._encoding
-    long._encoding = lambda text, **options: seen.append(len(text)) or encode(text, **options)  # type: ignore[method-assign, func-returns-value]
+def test_a_part_of_a_long_text_is_enough_to_cut_or_refuse_it(
+    pair: tuple[TextTokenizer, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, reference = pair[0], pair[1].to_str()
+    seen, encode = list[int](), tokenizer._encoding
+
+    def watch(text: str, **options: Any) -> Any:
+        seen.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "_encoding", watch)
+    text, limits = "q: " + "x Life é人生 eLi x x " * 10_000 + "xe", TextLimits(text_tokens=100)
     with pytest.raises(LimitExceededError, match=r"^text: .* the limit is 100"):
-        long.encode(("low " * 100_000,), TextLimits(text_tokens=100))
+        tokenizer.encode((text,), limits)
+    for side in SIDES:
+        found = tokenizer.encode((text,), limits, prefix="q: ", cut=side, offsets=True)
+        library = Tokenizer.from_str(reference)
+        library.enable_truncation(100, direction=side)
+        expected = library.encode(f"q: {text}")
+        assert found.ids.rows.tolist() == expected.ids
+        assert offsets_of(found) == [[(max(0, a - 3), max(0, b - 3)) for a, b in expected.offsets]]
     assert max(seen) < 1000
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("texts", [("人 Life " * 9, "ete x"), ("e", "Life ete " * 400), ("x e " * 500,) * 2])
+def test_texts_are_cut_as_transformers_cuts_them(texts: tuple[str, str], side: Side, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"truncation_side": side, "model_max_length": 12}
+    reader: Any = PreTrainedTokenizerFast(tokenizer_object=word_piece(), **options)  # type: ignore[no-untyped-call]
+    tokenizer, limits = text_tokenizer(word_piece(), tmp_path), TextLimits(text_tokens=12)
+    for second in ((), texts[1:]):
+        found = tokenizer.encode(texts[:1], limits, second_texts=second, cut=side)
+        assert found.ids.rows.tolist() == reader(*texts[:1], *second, truncation=True)["input_ids"]
 
 
 EMPTY = "text: text 1 does not contain any words"
@@ -228,16 +280,20 @@ def test_the_texts_of_tokens(tmp_path: Path) -> None:
 
 
 @settings(max_examples=150)
-@given(st.tuples(*[st.text(st.sampled_from(LETTERS), max_size=60)] * 2), st.integers(4, 30))
+@given(
+    st.tuples(*[st.text(st.sampled_from(LETTERS), max_size=60)] * 2),
+    st.integers(4, 30),
+    st.sampled_from(SIDES),
+)
 def test_a_pair_is_encoded_and_cut_as_the_library_does(
-    pair: tuple[TextTokenizer, Tokenizer], texts: tuple[str, str], most: int
+    pair: tuple[TextTokenizer, Tokenizer], texts: tuple[str, str], most: int, side: Side
 ) -> None:
     tokenizer, reference = pair[0], Tokenizer.from_str(pair[1].to_str())
     count, limits = len(reference.encode(*texts)), TextLimits(text_tokens=most)
     assume(count)  # otherwise the pair is refused
-    reference.enable_truncation(most, strategy="longest_first")
+    reference.enable_truncation(most, strategy="longest_first", direction=side)
     expected = reference.encode(*texts)
-    found = tokenizer.encode(texts[:1], limits, second_texts=texts[1:], truncates=True, types=True)
+    found = tokenizer.encode(texts[:1], limits, second_texts=texts[1:], cut=side, types=True)
     assert found.types is not None
     assert (found.ids.rows.tolist(), found.types.rows.tolist()) == (expected.ids, expected.type_ids)
     assert found.truncated == ((0,) if count > most else ())

@@ -3,19 +3,22 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validation import tokenize_texts, validate
+from attention_serving.server.engine.requests.validation import _prompt, tokenize_texts, validate
 from attention_serving.server.engine.types import Array, DecodedRequest, HeadSelection, Mask, MaskKind, Ragged
+from tests.server.engine.requests.test_text_spans import facts, with_pooling
 from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
 from tests.support.refusals import expect_refusal
 
@@ -35,6 +38,25 @@ def changed(**inputs: Ragged | None) -> Build:
 
 def of_lengths(*lengths: int, width: int) -> Ragged:
     return ragged(np.random.default_rng(0), lengths, width)
+
+
+@pytest.mark.parametrize("kind", ["query", "document"])
+@pytest.mark.parametrize(
+    "names",
+    [("query", "document"), ("passage", "corpus"), ("corpus",), ("Query", "DOCUMENT"), ("other",), ()],
+)
+def test_a_kind_of_texts_chooses_the_prompt_that_sentence_transformers_chooses(
+    text_model: LoadedModel, kind: str, names: tuple[str, ...]
+) -> None:
+    texts = {name.lower(): f"{name} " for name in names}
+    library = SimpleNamespace(prompts=texts, encode=lambda **options: options["prompt_name"])
+    name = getattr(SentenceTransformer, f"encode_{kind}")(library, "low")
+    prompts = {"usual": "usual ", **{name: f"{name} " for name in names}}
+    encoder = facts("mean").model_copy(update={"prompts": prompts, "default_prompt": "usual"})
+    model = with_pooling(text_model, encoder=encoder)
+    assert _prompt(DecodedRequest(input_kind=kind), model) == texts.get(name, "usual ")
+    with expect_refusal("input_kind: cannot be combined with prompt"):
+        _prompt(DecodedRequest(input_kind=kind, prompt=""), model)
 
 
 DOUBLE = Ragged(np.zeros((3, 4)), (2, 1))

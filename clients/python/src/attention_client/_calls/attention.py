@@ -292,6 +292,25 @@ def fill_texts(field: str, target: MutableSequence[str], strings: Sequence[str])
         raise invalid(field, "text that UTF-8 can encode", error) from None
 
 
+def fill_text_options(text: pb.TextSequences, **options: Any) -> None:
+    """Sets the options of texts that are not None; a side and a kind by their names, such as "left".
+
+    Raises:
+        InvalidArgumentError: A value is not one that the option has.
+    """
+    for field, value in options.items():
+        if value is None:
+            continue
+        if (kind := text.DESCRIPTOR.fields_by_name[field].enum_type) is None:
+            setattr(text, field, bool(value) if field == "truncate" else value)
+            continue
+        prefix = f"{field}_".upper()
+        numbers = {item.name.removeprefix(prefix).lower(): item.number for item in kind.values[1:]}
+        if value not in numbers:
+            raise invalid(field, f"one of {', '.join(numbers)}", value)
+        setattr(text, field, numbers[value])
+
+
 def _check_match(sequences: Sequences, other: Sequences, *, rows: bool = True) -> None:
     """Checks that both have the same form, the same leading axes and, if asked, equal numbers of rows."""
     field, form = sequences.field, other.form

@@ -4,15 +4,21 @@ Notation: B texts or sequences of token ids, d elements of an embedding, L label
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, chain, pairwise, starmap
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attention_client._calls.arrays import as_array, as_integers, items_of, widen
-from attention_client._calls.attention import EncodedCall, fill_texts, request_of, result_of
+from attention_client._calls.attention import (
+    EncodedCall,
+    fill_text_options,
+    fill_texts,
+    request_of,
+    result_of,
+)
 from attention_client._calls.sequences import InputForm, integers, texts
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
@@ -24,6 +30,7 @@ from attention_client._values import (
     Ranking,
     RequestOptions,
     Texts,
+    TokenizedText,
     type_name,
     whole_number,
 )
@@ -33,6 +40,7 @@ from attention_client.errors import invalid
 MAX_SEQUENCES = 1024
 MAX_TEXT_CHARACTERS = 4 << 20
 MAX_SPANS = 4096
+TEXT_OPTIONS = ("prompt", "truncate", "input_kind", "truncation_side")
 # Start and exclusive end of each part of one text; and those of several texts.
 SpanList: TypeAlias = Sequence[tuple[int, int]] | NDArray[Any]
 SpanLists: TypeAlias = Sequence[SpanList] | NDArray[Any]
@@ -82,9 +90,11 @@ def encode_embeddings(
 
 
 def encode_scores(
-    options: RequestOptions, first: str | Texts, pairs: str | Texts | None = None, *, truncate: bool | None
+    options: RequestOptions, first: str | Texts, pairs: str | Texts | None = None, **text_options: Any
 ) -> EncodedCall[FloatArray]:
     """Encodes a call for scores, (L,) of one text or pair and (B, L) of several, as one request or several.
+
+    `text_options` are those of `fill_text_options`.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type, or the second texts are not as many as the first.
@@ -98,19 +108,18 @@ def encode_scores(
         request = request_of(options)
         for field, column in zip(("texts", "pairs"), columns, strict=False):
             fill_texts(field, getattr(request.text, field), column[part])
-        if truncate is not None:
-            request.text.truncate = bool(truncate)
+        fill_text_options(request.text, **text_options)
         requests.append(request)
 
     def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray:
-        scores = _decode(responses, requests, warns=truncate is None)
+        scores = _decode(responses, requests, warns=text_options.get("truncate") is None)
         return scores[0] if form is InputForm.SINGLE else scores
 
     return EncodedCall(tuple(requests), decode)
 
 
 def encode_rerank(
-    options: RequestOptions, query: str, documents: Texts, top_n: int | None, *, truncate: bool | None
+    options: RequestOptions, query: str, documents: Texts, top_n: int | None, **text_options: Any
 ) -> EncodedCall[list[Ranking]]:
     """Encodes a call for the rankings of documents.
 
@@ -121,7 +130,7 @@ def encode_rerank(
         raise invalid("query", "a str", type_name(query))
     most = None if top_n is None else whole_number("top_n", top_n, 1, MAX_INDEX)
     _, second = texts("texts", documents)
-    call = encode_scores(options, [query] * len(second), second, truncate=truncate)
+    call = encode_scores(options, [query] * len(second), second, **text_options)
 
     def decode(responses: Sequence[pb.AttendResponse]) -> list[Ranking]:
         scores = call.decoder(responses)
@@ -142,7 +151,7 @@ def _decode(
         ValueError: A response contradicts itself or its request.
     """
     if warns and (cut := sum(len(response.truncated) for response in responses)):
-        message = f"the model cut {cut} texts to its first tokens"
+        message = f"the model cut {cut} texts to the tokens that it takes"
         warnings.warn(message, TextTruncatedWarning, stacklevel=3)
     parts = []
     for response, request in zip(responses, requests, strict=True):
@@ -175,6 +184,33 @@ def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> Encode
     return EncodedCall(call.requests, decode)
 
 
+def encode_tokenize(
+    options: RequestOptions, inputs: str | Texts, *, omits_special: bool, **text_options: Any
+) -> tuple[pb.TokenizeRequest, Callable[[pb.TokenizeResponse], Any]]:
+    """The request for the tokens of one text or of several, and what decodes its response.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type or value.
+    """
+    form, strings = texts("texts", inputs)
+    request = pb.TokenizeRequest(model_name=options.model, model_version=options.version)
+    request.omit_special_tokens = omits_special
+    fill_texts("texts", request.text.texts, strings)
+    fill_text_options(request.text, **text_options)
+
+    def decode(response: pb.TokenizeResponse) -> Any:
+        ends, bounds = accumulate(response.token_ids.lengths, initial=0), response.token_offsets
+        ids, special = np.array(response.token_ids.ids, np.int64), np.array(response.special, np.bool_)
+        offsets = np.array([bounds.starts, bounds.ends], np.int64).T
+        tokenized = [
+            TokenizedText(ids[part], tuple(response.tokens[part]), offsets[part], special[part])
+            for part in starmap(slice, pairwise(ends))
+        ]
+        return tokenized[0] if form is InputForm.SINGLE else tokenized
+
+    return request, decode
+
+
 def _read_inputs(embed: EmbeddingInputs) -> tuple[InputForm, Sequence[Any], str]:
     """The form of the inputs, the texts or the ids of each sequence, and what their spans count."""
     inputs: Any = embed.inputs
@@ -183,7 +219,7 @@ def _read_inputs(embed: EmbeddingInputs) -> tuple[InputForm, Sequence[Any], str]
         if not isinstance(embed.prompt, str | None):
             raise invalid("prompt", "a str, the name of a prompt", type_name(embed.prompt))
         return *texts("inputs", inputs), "character"
-    for field in ("prompt", "truncate"):
+    for field in TEXT_OPTIONS:
         if getattr(embed, field) is not None:
             raise invalid(field, "None, because token ids are not texts", getattr(embed, field))
     sequences = integers("inputs", inputs)
@@ -224,10 +260,7 @@ def _request(
         request.token_ids.ids.extend(chain.from_iterable(items))
         return request
     fill_texts("inputs", request.text.texts, items)
-    if embed.prompt is not None:
-        request.text.prompt = embed.prompt
-    if embed.truncate is not None:
-        request.text.truncate = bool(embed.truncate)
+    fill_text_options(request.text, **{name: getattr(embed, name) for name in TEXT_OPTIONS})
     return request
 
 

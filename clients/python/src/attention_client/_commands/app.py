@@ -8,6 +8,7 @@ import typer
 from attention_client import __version__
 from attention_client._commands import contexts
 from attention_client._commands.compute import attend, embed, infer, rerank, text, tokens
+from attention_client._commands.prove import prove
 from attention_client._commands.session import ModelVersion, Session, add_command, add_options, option
 from attention_client._commands.tables import description, print_json, print_models
 from attention_client._commands.weights import weights
@@ -86,7 +87,7 @@ def health(session: Session) -> None:
 app.callback()(add_options(_root))
 for _command in (attend, infer, embed, rerank, text, tokens, weights):
     add_command(app, _command, panel="Compute")
-for _inspection in (models, describe, health):
+for _inspection in (models, describe, health, prove):
     add_command(app, _inspection, panel="Inspect")
 app.add_typer(contexts.app, name="context", rich_help_panel="Inspect")
 app.command("enrich", rich_help_panel="Tables")(enrich_command)

@@ -118,11 +118,15 @@ class Session:
         client: A client of the server.
         json: Whether to print JSON.
         waits: Whether to wait for the server.
+        timeout: Longest time that a call may take, in seconds.
+        token: Bearer token of every call; empty for none.
     """
 
     client: AttentionClient
     json: bool
     waits: bool
+    timeout: float
+    token: str
 
 
 def add_options(callback: Callable[..., None]) -> Callable[..., None]:
@@ -144,9 +148,12 @@ def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -
         options = {parameter.name: values.pop(parameter.name) for parameter in _SHARED}
         options = {name: ctx.obj[name] if value is None else value for name, value in options.items()}
         json = bool(options.pop("json"))
+        options["server"] = values.get("grpc") or options["server"]  # the option of `prove`
+        timeout = options["timeout"] or DEFAULT_TIMEOUT
+        token = options["token"] or os.environ.get(TOKEN) or ""
         try:
             with connect(**options) as client:
-                command(Session(client, json=json, waits=bool(options["wait"])), **values)
+                command(Session(client, json, bool(options["wait"]), timeout, token), **values)
         except BrokenPipeError:  # as of `… | head`, which ends the command
             raise
         except (AttentionClientError, OSError, ValueError) as error:

@@ -160,15 +160,24 @@ def parse(data: bytes | bytearray, model: type[M]) -> M:
     Raises:
         InvalidRequestError: The body is not JSON, or a member is wrong.
     """
+    return check(load(data), model)
+
+
+def load(data: bytes | bytearray) -> Any:
+    """The JSON of a body; an empty body is an empty object.
+
+    Raises:
+        InvalidRequestError: The body is not JSON, or has too many members.
+    """
     try:
         content = orjson.loads(data or b"{}")
-        if isinstance(content, dict) and len(content) > MAX_ENTRIES:  # an error for each would take memory
-            raise InvalidRequestError("body", f"has {len(content)} members; the limit is {MAX_ENTRIES}")
-        return check(content, model)
     except orjson.JSONDecodeError as error:
         if data[error.pos : error.pos + 9].startswith(NOT_IN_JSON):
             raise InvalidRequestError("body", f"{NOT_FINITE}; send binary tensors") from None
         raise InvalidRequestError("body", f"is not JSON: {error}") from None
+    if isinstance(content, dict) and len(content) > MAX_ENTRIES:  # an error for each would take memory
+        raise InvalidRequestError("body", f"has {len(content)} members; the limit is {MAX_ENTRIES}")
+    return content
 
 
 def check(content: Any, model: type[M]) -> M:
