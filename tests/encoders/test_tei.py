@@ -138,6 +138,21 @@ def test_scores(served: tuple[Any, int]) -> None:
             close([each.score for each in found], sorted(wanted.values(), reverse=True))
 
 
+def test_types_of_embeddings_and_raw_scores(served: tuple[Any, int]) -> None:
+    channel, port = served
+    body = {"texts": TEXTS, "embedding_types": ["float", "int8", "uint8", "binary", "ubinary"]}
+    types = {kind: np.array(rows) for kind, rows in ask(port, "/v2/embed", body).json["embeddings"].items()}
+    np.testing.assert_array_equal(types["uint8"], types["int8"] + 128)
+    assert np.corrcoef(types["int8"].ravel(), types["float"].ravel())[0, 1] > 0.999
+    np.testing.assert_array_equal(types["ubinary"], np.packbits(types["float"] > 0, axis=1))
+    np.testing.assert_array_equal(types["binary"], types["ubinary"] - 128)
+    members = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}
+    (reply,) = call(channel, "Rerank", members, model=RERANKER)
+    ranks = ask(port, "/rerank", members, {"model-id": RERANKER}).json
+    for found in ([rank.score for rank in reply.ranks], [rank["score"] for rank in ranks]):
+        close(1 / (1 + np.exp(-np.array(found))), SCORES[ORDER])
+
+
 def test_tokens(served: tuple[Any, int]) -> None:
     channel, port = served
     library = encoders.tokenizer_of("bert")
