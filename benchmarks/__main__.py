@@ -3,8 +3,9 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from attention_serving.export.verify import read_help
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from benchmarks import report, run
 from benchmarks.channel import CallFailedError
@@ -22,7 +24,7 @@ from benchmarks.markdown import text
 from benchmarks.processes import environment, worker
 from benchmarks.systems import MeasurementError, Served, agree, measure_in_rounds, median_of, ratio
 from benchmarks.wire import Api
-from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell, Plan
+from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell
 from scripts.local_server import serving
 
 app = typer.Typer(
@@ -47,58 +49,56 @@ COMPARED = (
     (Api.ATTENTION_STREAM, Cell(NARROW, SHORT, 32)),
 )
 
-Cache = Annotated[Path, typer.Option(help="Folder for exported models and logs.")]
-ServerOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Further option of `python -m server`, such as --threads=1. May be repeated."),
-]
-Peer = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="NAME=HOST:PORT of a running server of the Open Inference Protocol that serves the models of"
-        " build/bench/models under the same names. May be repeated."
-    ),
-]
-
 
 @app.command("run")
+@partial(read_help, results=RESULTS, cache=CACHE)
 def measure(
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer cells, in a few minutes.")] = False,
-    peer: Peer = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help=f"Folder of the report; that of the pages is {RESULTS}.  [default: {CACHE}]"),
-    ] = None,
-    cache: Cache = CACHE,
-    server_option: ServerOption = None,
+    quick: Annotated[bool, typer.Option("--quick")] = False,
+    peer: list[str] | None = None,
+    out: Path | None = None,
+    cache: Path = CACHE,
+    server_option: list[str] | None = None,
 ) -> None:
     """Measure the service beside its ceilings, and write a report.
 
     The full run takes about a quarter of an hour on two cores.
+
+    Options:
+        quick: Measure fewer cells, in a few minutes.
+        peer: NAME=HOST:PORT of a running server of the Open Inference Protocol that serves the models of
+            build/bench/models under the same names. May be repeated.
+        out: Folder of the report; that of the pages is {results}.  [default: {cache}]
+        cache: Folder for exported models and logs.
+        server_option: Further option of `python -m server`, such as --threads=1. May be repeated.
     """
     plan, options = QUICK if quick else FULL, server_option or ()
     peers = dict(option.split("=", 1) for option in peer or ())
-
-    def steps(findings: run.Findings) -> None:
-        run.run(plan, cache, options, peers, findings, console.print)
-
-    conditions = {"server options": " ".join(options) or "defaults"}
-    write_report(steps, plan, conditions, out or cache)
+    findings, started = run.Findings(), time.monotonic()
+    conditions = {
+        **environment(),
+        "server options": " ".join(options) or "defaults",
+        "command": f"python -m benchmarks {' '.join(sys.argv[1:])}",
+        "extent": f"{plan.rounds} rounds of {plan.seconds:g} s each",
+        "load average before": f"{os.getloadavg()[0]:.2f}",
+    }
+    with report_failures():
+        try:
+            run.run(plan, cache, options, peers, findings, console.print)
+        finally:  # also of a run that is interrupted
+            conditions["duration"] = f"{time.monotonic() - started:,.0f} s"
+            console.print(f"wrote {report.write(findings, conditions, out or cache)}")
 
 
 @app.command("cuda")
+@read_help
 def run_kit(
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Few models and sizes, in two minutes.")] = False,
-    device: Annotated[Provider, typer.Option(help="cpu tries the program itself.")] = Provider.CUDA,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A step that may run; all if none is named. May be repeated.")
-    ] = None,
-    again: Annotated[
-        list[str] | None, typer.Option(help="A step that runs although its result is there. May be repeated.")
-    ] = None,
-    cache: Annotated[Path, typer.Option(help="Folder of artifacts, results and the report.")] = CUDA_CACHE,
+    quick: Annotated[bool, typer.Option("--quick")] = False,
+    device: Provider = Provider.CUDA,
+    only: list[str] | None = None,
+    again: list[str] | None = None,
+    cache: Path = CUDA_CACHE,
 ) -> None:
     """Prove and measure the service on one NVIDIA GPU, step by step. Takes up to ten minutes.
 
@@ -108,6 +108,13 @@ def run_kit(
 
     Needs an NVIDIA driver, a PyTorch with CUDA, and the extras `gpu` and `encoders` of this repository. The
     wheels onnxruntime and onnxruntime-gpu contain the same module: install the second in place of the first.
+
+    Options:
+        quick: Few models and sizes, in two minutes.
+        device: cpu tries the program itself.
+        only: A step that may run; all if none is named. May be repeated.
+        again: A step that runs although its result is there. May be repeated.
+        cache: Folder of artifacts, results and the report.
     """
     from benchmarks.cuda import kit  # noqa: PLC0415 - loads ONNX Runtime
 
@@ -130,16 +137,23 @@ def run_kit(
 
 
 @app.command("cuda-pack")
+@read_help
 def pack_kit(
-    folder: Annotated[Path, typer.Argument(help="Folder of the parts.")],
+    folder: Annotated[Path, typer.Argument()],
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Pack what `cuda --quick` needs.")] = False,
-    python: Annotated[str, typer.Option(help="Version of Python there.")] = "3.12",
-    cache: Annotated[Path, typer.Option(help="Folder of the artifacts.")] = CUDA_CACHE,
+    quick: Annotated[bool, typer.Option("--quick")] = False,
+    python: str = "3.12",
+    cache: Path = CUDA_CACHE,
 ) -> None:
     """Pack what `cuda` needs on a machine without a network: wheels, artifacts and fixed answers.
 
     The parts are below 64 MiB. Carry this checkout and the folder, and start `FOLDER/run.sh` in the checkout.
+
+    Options:
+        folder: Folder of the parts.
+        quick: Pack what `cuda --quick` needs.
+        python: Version of Python there.
+        cache: Folder of the artifacts.
     """
     from benchmarks.cuda import pack  # noqa: PLC0415
 
@@ -158,43 +172,29 @@ def prepare(settings: Settings) -> None:
         artifacts.prepare(settings, console.print)
 
 
-def write_report(
-    steps: Callable[[run.Findings], None], plan: Plan, conditions: dict[str, str], folder: Path
-) -> run.Findings:
-    """Runs what fills findings, and writes their report, also of a run that is interrupted."""
-    findings, started = run.Findings(), time.monotonic()
-    conditions = {
-        **environment(),
-        **conditions,
-        "command": f"python -m benchmarks {' '.join(sys.argv[1:])}",
-        "extent": f"{plan.rounds} rounds of {plan.seconds:g} s each",
-        "load average before": f"{os.getloadavg()[0]:.2f}",
-    }
-    with report_failures():
-        try:
-            steps(findings)
-        finally:
-            conditions["duration"] = f"{time.monotonic() - started:,.0f} s"
-            console.print(f"wrote {report.write(findings, conditions, folder)}")
-    return findings
-
-
 @app.command("compare")
+@read_help
 def compare(
-    other: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="Root folder of the other checkout.")
-    ],
+    other: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="5 rounds of 0.25 s.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds of each load.")] = 15,
-    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds of each measurement.")] = 0.5,
-    cache: Cache = CACHE,
-    server_option: ServerOption = None,
+    quick: Annotated[bool, typer.Option("--quick")] = False,
+    rounds: Annotated[int, typer.Option(min=1)] = 15,
+    seconds: Annotated[float, typer.Option(min=0.05)] = 0.5,
+    cache: Path = CACHE,
+    server_option: list[str] | None = None,
 ) -> None:
     """Compare the rates of this checkout's server with those of another checkout, such as a git worktree.
 
     Both servers run at the same time and receive load in turn. A ratio above 1 means that this checkout is
     faster. A round fails if a server refuses requests or does not answer within 60 seconds.
+
+    Options:
+        other: Root folder of the other checkout.
+        quick: 5 rounds of 0.25 s.
+        rounds: Number of rounds of each load.
+        seconds: Seconds of each measurement.
+        cache: Folder for exported models and logs.
+        server_option: Further option of `python -m server`, such as --threads=1. May be repeated.
     """
     rounds, seconds = (5, 0.25) if quick else (rounds, seconds)
     window = MeasurementWindow(seconds, WARM_SECONDS)

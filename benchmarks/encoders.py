@@ -27,6 +27,7 @@ from attention_serving.artifact.tolerance import cosines
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.precision import Precision
+from attention_serving.export.verify import read_help
 from attention_serving.model.text_folders import load_encoder
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from benchmarks import encoder_process
@@ -46,27 +47,23 @@ Embed = Callable[[Sequence[str], int], tuple[float, Embeddings]]
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Folder of the encoder, as sentence-transformers saves it.")],
-    library: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=PYTHON,BACKEND: sentence-transformers in the environment of an interpreter, with its"
-            " backend torch, onnx or openvino. May be repeated."
-        ),
-    ] = None,
-    server: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=URL,MODEL: a running server, by the URL of its embeddings as OpenAI has them. May be"
-            " repeated."
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each way is timed.")] = 5,
+    folder: Annotated[Path, typer.Argument()],
+    library: list[str] | None = None,
+    server: list[str] | None = None,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
 ) -> None:
     """Print texts per second of this project in fp32 and int8 and of others, measured by turns.
 
     Each library has a process of its own. Servers are asked from this process. Texts are random words of the
     encoder's vocabulary, lognormal in number. Ratios are to the first way, round by round.
+
+    Options:
+        folder: Folder of the encoder, as sentence-transformers saves it.
+        library: NAME=PYTHON,BACKEND: sentence-transformers in the environment of an interpreter, with its
+            backend torch, onnx or openvino. May be repeated.
+        server: NAME=URL,MODEL: a running server, by the URL of its embeddings as OpenAI has them. May be
+            repeated.
+        rounds: How often each way is timed.
     """
     torch.set_num_threads(cores())
     loaded = load_encoder(folder)
@@ -239,5 +236,5 @@ def _grpc_singles(target: str, model: str, queries: Sequence[str], callers: int)
 
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    app.command()(main)
+    app.command()(read_help(main))
     app()

@@ -3,32 +3,25 @@
 from collections import Counter
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-
 from benchmarks.markdown import table, text
 from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, Findings, Grid
 from benchmarks.systems import PERCENTS, median_of, ratio
-from benchmarks.workload import Cell
 
-mpl.use("Agg")
 METHOD = Path(__file__).with_name("method.md")
 PERCENTILES = [f"p{percent:g}" for percent in PERCENTS]
 AT_RATES = ("case", "system", "requests/s (share of closed-loop rate)", *PERCENTILES, "requests", "failed")
 
 
 def write(findings: Findings, conditions: dict[str, str], folder: Path) -> Path:
-    """Writes report.md and a plot into a folder, and returns the report's path."""
+    """Writes report.md into a folder, and returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     grid = findings.grid
-    plot(grid, folder / "rates.png")
     counted = Counter(findings.failures).items()
     sections = {
         "Sequences per second": metric_table(grid, "sequences_per_second"),
         "Median latency of one request (in process: of one call), µs": metric_table(grid, "p50"),
         "At fixed rates, µs": table(AT_RATES, findings.at_rates) if findings.at_rates else "",
         "Ratios": _ratios(grid),
-        "Plot": "![Sequences per second by the number of requests in flight](rates.png)",
         "Not measured": "\n".join(f"- {failure} ({count} times)" for failure, count in counted),
         "How it was measured": METHOD.read_text().rstrip(),
         "Conditions": "\n".join(f"- {name}: {value}" for name, value in conditions.items()),
@@ -56,27 +49,6 @@ def metric_table(grid: Grid, metric: str) -> str:
         for cell, rounds in grid.items()
     ]
     return table(("case", *systems), rows)
-
-
-def plot(grid: Grid, path: Path) -> None:
-    """Plots the rates of every system by the number of requests in flight, for each kind of sequence."""
-    panels: dict[str, list[Cell]] = {}
-    for cell in grid:
-        panels.setdefault(f"{cell.lengths.name} x {cell.model.width}", []).append(cell)
-    figure, axes = plt.subplots(1, max(1, len(panels)), figsize=(4.5 * max(1, len(panels)), 4), squeeze=False)
-    for ax, (title, cells) in zip(axes.flat, panels.items(), strict=False):
-        for system in systems_of(grid):
-            rates = [
-                (cell.in_flight, median_of(grid[cell], system, "sequences_per_second")) for cell in cells
-            ]
-            if points := sorted((in_flight, rate) for in_flight, rate in rates if rate):
-                ax.plot(*zip(*points, strict=True), "o-", markersize=4, label=system)
-        ax.set(title=title, xlabel="requests in flight", ylabel="sequences/s", xscale="log", yscale="log")
-        ax.grid(visible=True, alpha=0.3)
-    axes[0, 0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def _ratios(grid: Grid) -> str:

@@ -4,82 +4,175 @@ Checks the usage without PyTorch, which takes seconds to import; `export.command
 0 if the export succeeded, 1 if it failed, 2 if the command was used wrongly.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
 from attention_serving.artifact.keys import KeyFileError
 from attention_serving.artifact.names import ModelId
-from attention_serving.export import VERSION, options
+from attention_serving.export import VERSION
+from attention_serving.export.deployment.write import DeploymentTarget
 from attention_serving.export.errors import ExportError
-from attention_serving.export.options import Source
+from attention_serving.export.options import (
+    CHECKPOINT,
+    ENCODER,
+    HELP_VALUES,
+    PRECISION,
+    RESULT,
+    SOURCE,
+    Reference,
+    Source,
+    option,
+)
 from attention_serving.export.precision import Precision
-from attention_serving.export.verify import FAILURE, console, fail, make_app
+from attention_serving.export.verify import FAILURE, console, fail, make_app, read_help
 from attention_serving.model.checkpoints.layouts import LAYOUTS
 from attention_serving.model.config import POOLINGS
 from attention_serving.model.presets import PRESETS
 
 app = make_app()
 # Names in errors that are not those of the parameters.
-OPTIONS = {"preset": "a preset", "truncates": "--truncate"}
+FLAGS = {"preset": "a preset", "truncates": "--truncate", "examples": "--example", "masks": "--mask"}
+OF_CHECKPOINTS = ("layout", "prefix", "heads", "causal", "cross", "rotary_theta")
+OF_ENCODERS = ("pooling", "dimensions", "truncates", "reference", "trust_remote_code")
+# By kind of source, the options that it takes, and those of other kinds that exclude it.
+TAKEN = {
+    "onnx": ("golden", "masks"),
+    "module": ("seed", "examples", "masks"),
+    "encoder": OF_ENCODERS,
+    "weights": OF_CHECKPOINTS,
+    "preset": ("seed",),
+}
+SOURCES = ("preset", "weights", "encoder", "onnx")
+EXCLUDED = dict.fromkeys(TAKEN, SOURCES) | {
+    "onnx": (*SOURCES, "precision", "cosine", "dry_run"),
+    "module": (*SOURCES, "cosine"),
+}
+A_MODULE = "a module of your project, such as my_project.model:build_ranker"
+NEEDS = {
+    **dict.fromkeys(OF_CHECKPOINTS, "--weights; a preset has its own configuration"),
+    **dict.fromkeys(OF_ENCODERS, "--encoder"),
+    "golden": "--onnx",
+    "examples": A_MODULE,
+    "masks": f"{A_MODULE}, or --onnx",
+    "seed": "a preset, or a module of your project; files contain the weights",
+}
 
 
-@app.command()
 def export(
-    preset: options.Preset = "",
+    preset: Annotated[str, typer.Argument(show_default=False)] = "",
     *,
-    list_presets: options.ListPresets = False,
-    describe: options.Describe = False,
-    tool_version: options.ToolVersion = False,
-    examples: options.Examples = None,
-    masks: options.Masks = None,
-    weights: options.Weights = None,
-    encoder: options.Encoder = None,
-    onnx: options.OnnxFile = None,
-    golden: options.Golden = None,
-    seed: options.Seed = None,
-    layout: options.Layout = "",
-    prefix: options.Prefix = "",
-    heads: options.Heads = None,
-    causal: options.Causal = False,
-    cross: options.Cross = False,
-    rotary_theta: options.RotaryTheta = None,
-    pooling: options.EncoderPooling = "",
-    dimensions: options.Dimensions = None,
-    truncate: options.Truncate = False,
-    reference: options.ComparedWith = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    out: options.Out = None,
-    name: options.Name = "",
-    version: options.Version = 1,
-    alias: options.Aliases = None,
-    replace: options.Replace = False,
-    sign_key: options.SignKey = None,
-    targets: options.Targets = None,
-    precision: options.ElementType = Precision.FP32,
-    rtol: options.RelativeTolerance = None,
-    atol: options.AbsoluteTolerance = None,
-    cosine: options.SmallestCosine = None,
+    list_presets: Annotated[bool, option(None, "--list")] = False,
+    describe: Annotated[bool, option(None, "--describe", "--dry-run")] = False,
+    tool_version: Annotated[bool, option(None, "--tool-version", "-V")] = False,
+    examples: Annotated[list[str] | None, option(SOURCE, "--example")] = None,
+    masks: Annotated[list[str] | None, option(SOURCE, "--mask")] = None,
+    weights: Annotated[Path | None, option(SOURCE)] = None,
+    encoder: Annotated[Path | None, option(SOURCE)] = None,
+    onnx: Annotated[Path | None, option(SOURCE)] = None,
+    golden: Annotated[Path | None, option(SOURCE)] = None,
+    seed: Annotated[int | None, option(SOURCE)] = None,
+    layout: Annotated[str, option(CHECKPOINT)] = "",
+    prefix: Annotated[str, option(CHECKPOINT)] = "",
+    heads: Annotated[int | None, option(CHECKPOINT, min=1)] = None,
+    causal: Annotated[bool, option(CHECKPOINT, "--causal")] = False,
+    cross: Annotated[bool, option(CHECKPOINT, "--cross")] = False,
+    rotary_theta: Annotated[float | None, option(CHECKPOINT, min=0)] = None,
+    pooling: Annotated[str, option(ENCODER)] = "",
+    dimensions: Annotated[list[int] | None, option(ENCODER, min=1)] = None,
+    truncate: Annotated[bool, option(ENCODER, "--truncate")] = False,
+    reference: Annotated[Reference | None, option(ENCODER, show_choices=True)] = None,
+    trust_remote_code: Annotated[bool, option(ENCODER, "--trust-remote-code")] = False,
+    out: Annotated[Path | None, option(RESULT)] = None,
+    name: Annotated[str, option(RESULT)] = "",
+    version: Annotated[int, option(RESULT, min=1, show_default=True)] = 1,
+    alias: Annotated[list[str] | None, option(RESULT)] = None,
+    replace: Annotated[bool, option(RESULT, "--replace")] = False,
+    sign_key: Annotated[Path | None, option(RESULT)] = None,
+    targets: Annotated[list[DeploymentTarget] | None, option(RESULT, "--target", show_choices=True)] = None,
+    precision: Annotated[Precision, option(PRECISION, show_default=True)] = Precision.FP32,
+    rtol: Annotated[float | None, option(PRECISION, min=0)] = None,
+    atol: Annotated[float | None, option(PRECISION, min=0)] = None,
+    cosine: Annotated[float | None, option(PRECISION, min=0, max=0.999999)] = None,
 ) -> None:
-    """Export a module, a text encoder or an ONNX file into a model repository, and compare the results."""
+    """Export a module, a text encoder or an ONNX file into a model repository, and compare the results.
+
+    Options:
+        preset: Name of the preset to export (--list shows all), or a module of your project, such as
+            my_project.model:build_ranker: a torch.nn.Module, or a function or class that returns one.
+        list_presets: List the presets and exit.
+        describe: Describe the module and exit. Of a module of your project, show what would be exported, or
+            what prevents it. Nothing is written.
+        tool_version: Show the version of this program and exit. --version is the model's.
+        examples: With a module of your project: an input of forward by its name, shape and type, such as
+            src=2,3,32, ids=2,3:int64<1000 (random ids below 1,000) or src_key_padding_mask=2,3:bool (a mask
+            that hides nothing). Can be repeated.
+        masks: With a module of your project or --onnx: what a mask means, such as 'query_mask=True attends',
+            'padding=True hides', 'bias=added' (-inf hides), 'n=lengths of sequence' (numbers of rows) or
+            'attention_mask=None' (an ordinary input). Can be repeated.
+        weights: Checkpoint (.safetensors, .pt, .pth or .bin) to export instead of a preset.
+        encoder: Folder of a text encoder, text classifier or reranker to export instead of a preset, as saved
+            by transformers or sentence-transformers, which is needed. Nothing is downloaded.
+        onnx: ONNX file to export instead of a preset, with external data in its folder. Axis 0 of its inputs
+            and outputs is the batch.
+        golden: With --onnx: file of numpy.savez with inputs and the outputs that the file's framework
+            computes for them, by their names in the file. Default: the results are compared with ONNX's
+            reference evaluator.
+        seed: Seed of random weights and random examples. Default: {seed}.
+        layout: Layout of the checkpoint, required: {layouts}.
+        prefix: Prefix of the tensor names in the checkpoint, such as encoder.layer.0.attention.
+        heads: Number of query heads, at least 1; required.
+        causal: Rows do not attend to later rows.
+        cross: Keys come from a second sequence.
+        rotary_theta: Base frequency of the rotary embedding, for layout {rotary_layouts}; 0 for none.
+            Default: {theta:g}.
+        pooling: How an embedding is made of the token vectors, for folders that do not state it: {poolings}.
+            Default: the model's own for text towers, the last token for causal models, otherwise the mean.
+        dimensions: Number of leading elements that requests may shorten embeddings to, beside those that the
+            folder states. Can be repeated.
+        truncate: Cut texts with more tokens than the model takes, unless a request says otherwise. Without
+            it, they are refused unless a request asks for it.
+        reference: Library whose results for 64 texts the export must have: sentence-transformers,
+            transformers or none. Default: the one that wrote the folder.
+        trust_remote_code: Run Python code that the folder brings along.
+        out: Folder of the model repository; created if it does not exist.
+        name: Name of the model. Default: the name of the preset.
+        version: Version of the model.
+        alias: Further name under which requests reach the model, such as BAAI/bge-small-en-v1.5. Can be
+            repeated.
+        replace: Replace a different artifact of this name and version, and a different Triton configuration
+            of this name. Without it, such an export is refused; an identical one succeeds and changes
+            nothing.
+        sign_key: PEM file with an Ed25519 private key. Signs a certificate of what was proven on this
+            machine.
+        targets: Also write what another server needs: triton, config.pbtxt beside the versions; torchserve, a
+            model archive (needs torch-model-archiver); onnx, one ONNX file with its weights and a program
+            that runs it. Can be repeated.
+        precision: Element type of the arithmetic.
+        rtol: Largest accepted relative difference from eager PyTorch. Default for fp32: {fp32.rtol:g}; of
+            text encoders {encoders[fp32].rtol:g}.
+        atol: Largest accepted absolute difference, added to the relative one. Default for fp32:
+            {fp32.atol:g}; of text encoders {encoders[fp32].atol:g}.
+        cosine: Smallest accepted cosine between an embedding of a text encoder and eager PyTorch's, in place
+            of the differences. Default for int8: {encoders[int8].cosine:g}.
+    """
     if tool_version:
         console.print(VERSION)
         return
     if list_presets:
         _print_presets()
         return
-    checkpoint = _set_options(layout=layout, prefix=prefix, heads=heads, causal=causal, cross=cross)
-    checkpoint |= _set_options(rotary_theta=rotary_theta)
-    text = _set_options(pooling=pooling, dimensions=tuple(dimensions or ()), truncates=truncate)
-    text |= _set_options(reference=reference, trust_remote_code=trust_remote_code)
-    settings = _set_options(cosine=cosine, dry_run=describe, golden=golden)
-    settings |= {"precision": precision} if precision is not Precision.FP32 else {}
-    source = _source(
-        preset, weights, encoder, onnx, seed, examples or (), masks or (), checkpoint, text, settings
-    )
+    given = _set_options(preset=preset, weights=weights, encoder=encoder, onnx=onnx, golden=golden, seed=seed)
+    given |= _set_options(examples=examples, masks=masks, layout=layout, prefix=prefix, heads=heads)
+    given |= _set_options(causal=causal, cross=cross, rotary_theta=rotary_theta, pooling=pooling)
+    given |= _set_options(dimensions=tuple(dimensions or ()), truncates=truncate, reference=reference)
+    given |= _set_options(trust_remote_code=trust_remote_code, cosine=cosine, dry_run=describe)
+    given |= {"precision": precision} if precision is not Precision.FP32 else {}
+    source = _source(given)
     if describe:
         with _report_failures():
             from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
@@ -109,37 +202,28 @@ def export(
         )
 
 
-def _source(
-    preset: str,
-    weights: Path | None,
-    encoder: Path | None,
-    onnx: Path | None,
-    seed: int | None,
-    examples: Sequence[str],
-    masks: Sequence[str],
-    checkpoint: Mapping[str, Any],
-    text: Mapping[str, Any],
-    settings: Mapping[str, Any],
-) -> Source:
-    if onnx is not None:
-        conflicts = _set_options(preset=preset, weights=weights, encoder=encoder, example=examples, seed=seed)
-        return _onnx_file(onnx, masks, {**conflicts, **checkpoint, **text, **settings})
-    if "golden" in settings:
-        fail("--golden needs --onnx")
-    if ":" in preset:
-        conflicts = _set_options(weights=weights, encoder=encoder, cosine=settings.get("cosine"))
-        return _module(preset, seed, examples, masks, {**conflicts, **checkpoint, **text})
-    if examples or masks:
-        flag = "--example" if examples else "--mask"
-        fail(f"{flag} needs a module of your project, such as my_project.model:build_ranker")
-    if encoder is not None:
-        conflicts = _set_options(preset=preset, weights=weights, seed=seed) | dict(checkpoint)
-        return _encoder(encoder, text, conflicts)
-    if text:
-        fail(f"{_flags(text)} needs --encoder")
-    if weights is not None:
-        return _checkpoint(weights, preset, seed, checkpoint)
-    return _preset(preset, seed, checkpoint)
+def _source(given: Mapping[str, Any]) -> Source:
+    """What is exported by the options that are given."""
+    preset = given.get("preset", "")
+    kind = next((kind for kind in ("encoder", "weights") if kind in given), "preset")
+    kind = "onnx" if "onnx" in given else "module" if ":" in preset else kind
+    named, title = ("preset", preset) if kind == "module" else (kind, _flag(kind))
+    for name in given:
+        if name in NEEDS and name not in TAKEN[kind]:
+            fail(f"{_flag(name)} needs {NEEDS[name]}")
+        if name in EXCLUDED[kind] and name != named:
+            fail(f"{title} and {_flag(name)} exclude each other; give one of them")
+    options = {name: value for name, value in given.items() if name in TAKEN[kind]}
+    if kind == "preset" and preset not in PRESETS:
+        missing = "name a preset (--list shows them), or give --weights or --encoder"
+        fail(f"preset {preset!r} does not exist; --list shows those that do" if preset else missing)
+    if kind == "module" and "examples" not in options:
+        fail("--example is missing: give the name and shape of each input, such as --example src=2,3,32")
+    if kind == "weights":
+        _check_checkpoint(options)
+    if (pooling := options.get("pooling")) is not None and pooling not in POOLINGS:
+        fail(f"--pooling {pooling!r} does not exist; give one of {', '.join(POOLINGS)}")
+    return Source(**{kind: given[named]}, options=options)
 
 
 def _set_options(**values: Any) -> dict[str, Any]:
@@ -147,65 +231,20 @@ def _set_options(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value or (value == 0 and value is not False)}
 
 
-def _flags(options: Iterable[str]) -> str:
-    return ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in options)
+def _flag(option: str) -> str:
+    return FLAGS.get(option, f"--{option.replace('_', '-')}")
 
 
-def _preset(preset: str, seed: int | None, conflicts: Mapping[str, Any]) -> Source:
-    if not preset:
-        fail("name a preset (--list shows them), or give --weights or --encoder")
-    if preset not in PRESETS:
-        fail(f"preset {preset!r} does not exist; --list shows those that do")
-    if conflicts:
-        fail(f"{_flags(conflicts)} needs --weights; a preset has its own configuration")
-    return Source(preset=preset, options={"seed": options.PRESET_SEED if seed is None else seed})
-
-
-def _module(
-    reference: str,
-    seed: int | None,
-    examples: Sequence[str],
-    masks: Sequence[str],
-    conflicts: Mapping[str, Any],
-) -> Source:
-    if conflicts:
-        fail(f"{reference} and {_flags([*conflicts][:1])} exclude each other")
-    if not examples:
-        fail("--example is missing: give the name and shape of each input, such as --example src=2,3,32")
-    seed = options.PRESET_SEED if seed is None else seed
-    return Source(module=reference, options={"seed": seed, "examples": examples, "masks": masks})
-
-
-def _onnx_file(path: Path, masks: Sequence[str], settings: Mapping[str, Any]) -> Source:
-    if conflicts := [name for name in settings if name != "golden"]:
-        fail(f"--onnx and {_flags(conflicts[:1])} exclude each other")
-    return Source(onnx=path, options={"golden": settings.get("golden"), "masks": masks})
-
-
-def _checkpoint(weights: Path, preset: str, seed: int | None, arguments: Mapping[str, Any]) -> Source:
-    if preset:
-        fail(f"preset {preset!r} and --weights exclude each other; give one of them")
-    if seed is not None:
-        fail("--seed needs a preset; with --weights, the checkpoint contains the weights")
+def _check_checkpoint(options: Mapping[str, Any]) -> None:
     layouts = ", ".join(sorted(LAYOUTS))
-    if (layout := arguments.get("layout")) is None:
+    if (layout := options.get("layout")) is None:
         fail(f"--layout is missing: give one of {layouts}")
     if layout not in LAYOUTS:
         fail(f"layout {layout!r} does not exist; the layouts are: {layouts}")
-    if "heads" not in arguments:
+    if "heads" not in options:
         fail("--heads is missing: give the number of query heads")
-    if "rotary_theta" in arguments and not LAYOUTS[layout].rotary:
+    if "rotary_theta" in options and not LAYOUTS[layout].rotary:
         fail(f"--rotary-theta: layout {layout!r} has no rotary embedding")
-    return Source(weights=weights, options=arguments)
-
-
-def _encoder(folder: Path, arguments: Mapping[str, Any], conflicts: Mapping[str, Any]) -> Source:
-    if conflicts:
-        fail(f"--encoder and {_flags([*conflicts][:1])} exclude each other; give one of them")
-    pooling = arguments.get("pooling", "")
-    if pooling and pooling not in POOLINGS:
-        fail(f"--pooling {pooling!r} does not exist; give one of {', '.join(POOLINGS)}")
-    return Source(encoder=folder, options=arguments)
 
 
 @contextmanager
@@ -223,6 +262,8 @@ def _print_presets() -> None:
         table.add_row(name, preset.description)
     console.print(table)
 
+
+app.command()(read_help(export, **HELP_VALUES))
 
 if __name__ == "__main__":
     app()

@@ -20,7 +20,7 @@ from attention_serving.export.artifact import UNCHANGED, Progress, show, write_a
 from attention_serving.export.deployment.write import DeploymentTarget, check_target, write_target
 from attention_serving.export.encoder import classifier_spec, encoder_spec
 from attention_serving.export.errors import ExportError
-from attention_serving.export.options import Source
+from attention_serving.export.options import PRESET_SEED, Source
 from attention_serving.export.parity import NEAREST
 from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.export.signature import ExportSpec, attention_spec
@@ -36,15 +36,15 @@ EXAMPLE = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(,\d+)*)(:(?P<type>float32|int
 
 
 def load_module(
-    reference: str, seed: int, examples: Sequence[str], masks: Sequence[str]
+    reference: str, examples: Sequence[str], masks: Sequence[str] = (), seed: int = PRESET_SEED
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A module of the project in the working directory, and further arguments of `export_module`.
 
     Args:
         reference: `package.file:name` of a module, or of a function or class that returns one.
-        seed: That of random weights and examples.
         examples: By input, `name=shape`, and perhaps `:type` and `<bound`.
         masks: By input, `name=meaning`.
+        seed: That of random weights and examples.
 
     Raises:
         ValueError: There is no such module, or an example is not of this form.
@@ -176,7 +176,7 @@ def run(
 
 def _export(source: Source, *, precision: Precision, **arguments: Any) -> tuple[Path, Manifest]:
     if source.onnx is not None:
-        golden, masks = source.options["golden"], _meanings(source.options["masks"])
+        golden, masks = source.options.get("golden"), _meanings(source.options.get("masks", ()))
         return export_onnx(source.onnx, golden=golden, masks=masks, **arguments)
     module, inputs = load_module(source.module, **source.options)
     return export_module(module, precision=precision, **inputs, **arguments)

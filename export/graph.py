@@ -31,7 +31,13 @@ from attention_serving.export.assumptions import (
 from attention_serving.export.derived import MOST_STRIDE
 from attention_serving.export.errors import ExportError
 from attention_serving.export.masks import remove_masks
-from attention_serving.export.rewrite import expand_masks, expand_rotary, merge_heads, read_sizes_once
+from attention_serving.export.rewrite import (
+    axes_of,
+    expand_masks,
+    expand_rotary,
+    merge_heads,
+    read_sizes_once,
+)
 from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
     PositionalModule,
@@ -83,7 +89,7 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
             value.shape = onnx_ir.Shape(spec.axes)
     for value, spec in zip(program.model.graph.outputs, signature.outputs, strict=True):
         # A size such as Min(length, 8 * ceil(length / 8)) is that of an axis: the parity report proves it.
-        sizes = zip(sizes_of(value), spec.axes, strict=True)
+        sizes = zip(axes_of(value), spec.axes, strict=True)
         value.shape = onnx_ir.Shape([axis if isinstance(size, str) else size for size, axis in sizes])
     _rename_inner_values(program.model)
     read_sizes_once(program.model)
@@ -156,11 +162,6 @@ def _untraceable(
 def _adapted_part(module: nn.Module) -> AdaptedModule | None:
     """A module of somebody else, perhaps inside one that computes in half precision."""
     return next((part for part in module.modules() if isinstance(part, AdaptedModule)), None)
-
-
-def sizes_of(value: onnx_ir.Value) -> list[int | str | None]:
-    """The sizes or names of the axes of a value; None for an axis without either."""
-    return [size if isinstance(size, int) else size.value for size in value.shape or ()]
 
 
 def _rename_inner_values(model: onnx_ir.Model) -> None:

@@ -34,10 +34,10 @@ from attention_serving.artifact.golden import Arrays
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec, file_hash
 from attention_serving.export.adapted import Mask, Meaning, is_mask_name
 from attention_serving.export.errors import ExportError, first_line
-from attention_serving.export.graph import sizes_of, strip
+from attention_serving.export.graph import strip
 from attention_serving.export.parity import open_session
 from attention_serving.export.precision import Precision
-from attention_serving.export.rewrite import Builder
+from attention_serving.export.rewrite import Builder, axes_of
 from attention_serving.export.signature import Signature, shapes_of
 
 # The largest message of protobuf, which a file without external data is.
@@ -169,8 +169,7 @@ class OnnxFile:
     def shapes(self) -> dict[str, list[int | str | None]]:
         """Sizes or names of the axes of each input and output; None for an axis without either."""
         return {
-            str(value.name): sizes_of(value)
-            for value in (*self.model.graph.inputs, *self.model.graph.outputs)
+            str(value.name): axes_of(value) for value in (*self.model.graph.inputs, *self.model.graph.outputs)
         }
 
     @property
@@ -255,7 +254,7 @@ class OnnxFile:
         """
         axes = dict[str, dict[int, str]]()
         for value in self.model.graph.inputs:
-            sizes = sizes_of(value)
+            sizes = axes_of(value)
             if not sizes or isinstance(sizes[0], int):
                 raise ExportError(
                     f"{self.path}: input {value.name} {sizes} has no batch axis that varies, and servers run "
@@ -281,7 +280,7 @@ class OnnxFile:
         """
         example = dict[str, Tensor]()
         for value in self.model.graph.inputs:
-            name, axes = str(value.name), sizes_of(value)[1:]
+            name, axes = str(value.name), axes_of(value)[1:]
             shape = [2, *(axis if isinstance(axis, int) else EXAMPLE_LENGTH for axis in axes)]
             if value.dtype in REALS:
                 example[name] = torch.randn(shape, generator=torch.Generator().manual_seed(0))

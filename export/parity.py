@@ -27,6 +27,7 @@ from attention_serving.export.signature import (
     random_inputs,
     run_eager,
     shapes_of,
+    sizes_of,
 )
 
 # ONNX Runtime's own log repeats what its exceptions say.
@@ -105,12 +106,6 @@ def _cases_at(
         yield sizes, GoldenCase(signature.kind, inputs, run_eager(module, signature, inputs))
 
 
-def _shape(case: GoldenCase) -> dict[str, int]:
-    """The sizes of a case of one sequence of tokens."""
-    batch, length = next(iter(case.inputs.values())).shape
-    return {BATCH_AXIS: batch, QUERY_AXIS: length}
-
-
 def _sizes(signature: Signature, point: tuple[int, int, int]) -> dict[str, int]:
     """A size for each symbolic axis: the batch, then sequence axes in the order of the inputs."""
     batch, query_length, key_length = point
@@ -119,12 +114,6 @@ def _sizes(signature: Signature, point: tuple[int, int, int]) -> dict[str, int]:
         for at, axis in enumerate(signature.sequence_axes)
     }
     return {axis: sizes.get(axis, batch) for axis in signature.axes}
-
-
-def sizes_of(signature: Signature, case: GoldenCase) -> dict[str, int]:
-    """The sizes of the symbolic axes of a case."""
-    pairs = (pair for s in signature.inputs for pair in zip(s.axes, case.inputs[s.name].shape, strict=True))
-    return {axis: size for axis, size in pairs if isinstance(axis, str)}
 
 
 def golden_cases(module: nn.Module, signature: Signature) -> list[GoldenCase]:
@@ -185,13 +174,14 @@ class GraphRunner:
         for long_sizes, case in long_cases:
             yield self._measure_beyond_rounding(long_sizes, case)
         for text, case in texts.items():
-            yield self._measure(_shape(case), case, text)
+            yield self._measure(sizes_of(self._signature.inputs, case.inputs), case, text)
         if special_values:
             yield from self._cases_of_special_values()
 
     def compare(self, cases: Iterable[GoldenCase]) -> Iterator[ParityCase]:
         """Compares the graph with cases that were computed before."""
-        return (self._measure(sizes_of(self._signature, case), case) for case in cases)
+        specs = self._signature.inputs
+        return (self._measure(sizes_of(specs, case.inputs), case) for case in cases)
 
     def _cases_of_special_values(self) -> Iterator[ParityCase]:
         """Zeros, equal rows and large values, as far as eager PyTorch returns numbers for them."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ LONG_RUN_SECONDS, PAIR_BYTES, OUTPUT_COPIES = 20.0, 3 * 8 * 4, 8
 # The sum of attention weights that were rounded to bfloat16 differs from 1 by less.
 SUM_TOLERANCE = 2.0**-8
 MEMORY_FILE = Path("/proc/meminfo")
+Result = TypeVar("Result")
 LongCase: TypeAlias = tuple[Mapping[str, int], GoldenCase]
 """Sizes of the symbolic axes, and what eager PyTorch computes."""
 FAST_PATH_NOTE = (
@@ -150,12 +151,8 @@ def _shapes(
     module: nn.Module, signature: Signature, sizes: Mapping[str, int], axis: str, length: int
 ) -> list[torch.Size]:
     """The shapes of the outputs for a length; none if the module does not take it."""
-    try:
-        return [output.shape for output in _run(module, signature, {**sizes, axis: length})]
-    except NotANumberError:
-        raise
-    except ExportError:
-        return []
+    results = _attempt(partial(_run, module, signature, {**sizes, axis: length}))
+    return [output.shape for output in results or ()]
 
 
 def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping[str, int]) -> Signature:
@@ -256,7 +253,7 @@ class _Reach:
             except ExportError as error:
                 self.error = error
                 longer = range(self.length + step, length, step)
-                count = bisect_left(longer, True, key=lambda rows: not _runs(partial(self._case, rows)))  # noqa: FBT003
+                count = bisect_left(longer, True, key=self._fails)  # noqa: FBT003
                 self._run(self.length + step * count)
                 return
             seconds = time.monotonic() - started
@@ -268,6 +265,10 @@ class _Reach:
         if length > LONGEST:
             self.cases.append((sizes, case))
         return sum(array.nbytes for array in case.outputs.values())
+
+    def _fails(self, length: int) -> bool:
+        """Whether the module does not take so many rows."""
+        return _attempt(partial(self._case, length)) is None
 
     def _case(self, length: int) -> LongCase:
         sizes = {**self._sizes, self._axis: length}
@@ -459,18 +460,17 @@ def _run(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> t
 
 def _takes(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> bool:
     """Whether the module runs with these sizes."""
-    return _runs(partial(_run, module, signature, sizes))
+    return _attempt(partial(_run, module, signature, sizes)) is not None
 
 
-def _runs(run: Callable[[], object]) -> bool:
-    """Whether a run of a module does not fail."""
+def _attempt(run: Callable[[], Result]) -> Result | None:
+    """What a run of a module returns; None if the module fails."""
     try:
-        run()
+        return run()
     except NotANumberError:
         raise
     except ExportError:
-        return False
-    return True
+        return None
 
 
 def _takes_length(

@@ -15,23 +15,24 @@ from attention_serving.artifact.keys import KeyFileError, read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.export.certificate import ProofProvider, sign_artifact
 from attention_serving.export.errors import ExportError
-from attention_serving.export.verify import FAILURE, ArtifactFolder, fail, make_app, show
+from attention_serving.export.verify import FAILURE, fail, make_app, read_help, show
 
 app = make_app(add_completion=False)
 
 
 @app.command()
+@read_help
 def sign(
-    artifact: ArtifactFolder,
-    *,
-    key: Annotated[Path, typer.Option(help="PEM file with an Ed25519 private key.", show_default=False)],
-    provider: Annotated[
-        ProofProvider, typer.Option(help="Execution provider that replays the golden vectors.")
-    ] = ProofProvider.CPU,
+    artifact: Annotated[Path, typer.Argument()], *, key: Path, provider: ProofProvider = ProofProvider.CPU
 ) -> None:
     """Replay the golden vectors of an artifact on this machine, and sign a certificate of the result.
 
     The certificate is written into the artifact's folder, in place of one that is there.
+
+    Options:
+        artifact: Folder of the artifact, NAME/VERSION in its repository.
+        key: PEM file with an Ed25519 private key.
+        provider: Execution provider that replays the golden vectors.
     """
     try:
         private = read_private_key(key)

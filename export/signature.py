@@ -532,6 +532,12 @@ def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays
     return arrays_by_name(signature, inputs, call_eager(module, signature, inputs))
 
 
+def sizes_of(specs: Iterable[TensorSpec], arrays: Arrays) -> dict[str, int]:
+    """The sizes of the symbolic axes of arrays by name."""
+    pairs = (pair for s in specs for pair in zip(s.axes, arrays[s.name].shape, strict=True))
+    return {axis: size for axis, size in pairs if isinstance(axis, str)}
+
+
 def shapes_of(arrays: Mapping[str, Tensor] | Arrays) -> str:
     """The names and shapes of inputs, as messages list them."""
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
@@ -543,12 +549,7 @@ def arrays_by_name(signature: Signature, inputs: Arrays, outputs: Sequence[Tenso
     Raises:
         ExportError: One has another shape.
     """
-    sizes = {
-        str(axis): size
-        for spec in signature.inputs
-        for axis, size in zip(spec.axes, inputs[spec.name].shape, strict=True)
-    }
-    sizes = all_sizes(sizes, signature.derived_axes)
+    sizes = all_sizes(sizes_of(signature.inputs, inputs), signature.derived_axes)
     for spec, output in zip(signature.outputs, outputs, strict=True):
         shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes)
         if output.shape != shape:

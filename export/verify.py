@@ -3,9 +3,11 @@
 Exit status: 0 if the certificate and every file are good, 1 if not, 2 if the command was used wrongly.
 """
 
-from collections.abc import Mapping
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -16,9 +18,7 @@ from attention_serving.artifact.keys import KeyFileError, read_public_keys
 from attention_serving.artifact.manifest import Manifest
 
 USAGE_ERROR, FAILURE = 2, 1
-ArtifactFolder: TypeAlias = Annotated[
-    Path, typer.Argument(help="Folder of the artifact, NAME/VERSION in its repository.", show_default=False)
-]
+Command = TypeVar("Command", bound=Callable[..., None])
 console = Console(highlight=False, markup=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
@@ -33,19 +33,32 @@ def make_app(**options: Any) -> typer.Typer:
     )
 
 
+def read_help(command: Command, **values: Any) -> Command:
+    """Takes the help of each parameter of a command from its docstring, with values in the place of names."""
+    description, _, entries = inspect.cleandoc(command.__doc__ or "").partition("\n\nOptions:\n")
+    texts = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", entries, re.MULTILINE))
+    for name, parameter in inspect.signature(command).parameters.items():
+        text = " ".join(texts[name].split()).format(**values)
+        if hasattr(parameter.annotation, "__metadata__"):
+            parameter.annotation.__metadata__[0].help = text
+        else:
+            command.__annotations__[name] = Annotated[parameter.annotation, typer.Option(help=text)]
+    command.__doc__ = description
+    return command
+
+
 app = make_app(add_completion=False)
 
 
 @app.command()
-def verify(
-    artifact: ArtifactFolder,
-    *,
-    public_key: Annotated[
-        Path,
-        typer.Option(help="PEM file with one or several trusted Ed25519 public keys.", show_default=False),
-    ],
-) -> None:
-    """Check the certificate of an artifact and the hashes of its files, and print what was proven."""
+@read_help
+def verify(artifact: Annotated[Path, typer.Argument()], *, public_key: Path) -> None:
+    """Check the certificate of an artifact and the hashes of its files, and print what was proven.
+
+    Options:
+        artifact: Folder of the artifact, NAME/VERSION in its repository.
+        public_key: PEM file with one or several trusted Ed25519 public keys.
+    """
     try:
         keys = read_public_keys(public_key)
     except KeyFileError as error:

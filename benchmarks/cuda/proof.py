@@ -17,7 +17,7 @@ from attention_serving.artifact.kernels import Kernel
 from attention_serving.artifact.manifest import Graph
 from attention_serving.export.parity import GOLDEN_GRID, PARITY_GRID, grid_cases
 from attention_serving.export.precision import Precision
-from attention_serving.export.signature import signatures
+from attention_serving.export.signature import signatures, sizes_of
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import FATAL, Session
@@ -73,13 +73,7 @@ def count_kernels(lines: Sequence[str]) -> Counter[str]:
 
 def predict_kernels(graph: Graph, case: GoldenCase) -> Counter[str]:
     """How often the predictor names each kernel for one run."""
-    sizes = {
-        axis: size
-        for spec in graph.inputs
-        for axis, size in zip(spec.axes, case.inputs[spec.name].shape, strict=True)
-        if isinstance(axis, str)
-    }
-    kernels = Counter[str]()
+    sizes, kernels = sizes_of(graph.inputs, case.inputs), Counter[str]()
     for operator in graph.attention:
         kernels[operator.kernel(sizes).name] += operator.count
     return kernels

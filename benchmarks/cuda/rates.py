@@ -61,15 +61,8 @@ def time_calls(calls: Mapping[str, Call], seconds: float) -> dict[str, float]:
 
 def describe_device(settings: Settings) -> Iterator[Row]:
     """The device, its driver and its bus, and GB/s of copies from 1 to 100 MB."""
-    sizes = settings.pick((1, 4, 16, 64, 100), (1, 4))
-    seconds = settings.pick(0.1, 0.01)
     if settings.device is Provider.CPU:
         yield {"what": "device", "value": f"the CPU; a GPU is {NOT_HERE}"}
-        for size in sizes:
-            source = np.ones(size * MEGABYTE, np.uint8)
-            target = np.empty_like(source)
-            copy = time_calls({"copy": partial(np.copyto, target, source)}, seconds)
-            yield {"what": f"copy of {size} MB in the host's memory", "GB/s": size / 1000 / copy["copy"]}
         return
     import torch  # noqa: PLC0415 - takes seconds
 
@@ -81,6 +74,7 @@ def describe_device(settings: Settings) -> Iterator[Row]:
             yield {"what": name, "value": value.strip()}
     except (OSError, subprocess.CalledProcessError) as error:
         yield {"what": "device", "value": f"{torch.cuda.get_device_name()}; nvidia-smi: {error}"}
+    sizes, seconds = settings.pick((1, 4, 16, 64, 100), (1, 4)), settings.pick(0.1, 0.01)
     for size in sizes:
         there = torch.empty(size * MEGABYTE, dtype=torch.uint8, device="cuda")
         for memory in ("pageable", "pinned"):
@@ -279,8 +273,8 @@ def time_server(settings: Settings, name: str) -> Iterator[Row]:
         server = stack.enter_context(serve(settings, [encoder, wide], f"--workers={setup.workers}"))
         address, _ = stack.enter_context(echo())
         pool = stack.enter_context(ProcessPoolExecutor(GENERATORS, get_context("spawn")))
-        for request, (data, sequences, in_flight) in loads.items():
-            arguments = (data, sequences, in_flight, settings.pick(0.7, 0.1))
+        for request, load in loads.items():
+            arguments = (*load, settings.pick(0.7, 0.1))
             served = _rate(pool, server.target, Api.ATTENTION, *arguments)
             bare = _rate(pool, address, Api.ECHO, *arguments)
             row = {"set-up": name, "request": request, "sequences/s": served, "bare echo": bare}
@@ -293,36 +287,29 @@ GENERATORS = 2
 
 def _loads(
     settings: Settings, encoder: tuple[str, Precision], wide: tuple[str, Precision]
-) -> Iterator[tuple[str, tuple[bytes, int, int]]]:
-    """By name, a request, its sequences, and how many of it each generator has in flight."""
+) -> Iterator[tuple[str, tuple[EncodedRequest, int]]]:
+    """By name, a request, and how many of it each generator has in flight."""
     rng, tokens = np.random.default_rng(0), settings.pick(128, 16)
     for size, in_flight in settings.pick(((32, 4), (256, 2), (1, 32)), ((4, 2), (1, 4))):
         texts = pb.TextSequences(texts=texts_of(size, tokens, rng))
         options: Any = {"model_name": "-".join(encoder), "embedding": pb.EmbeddingOptions()}
-        yield f"{size} texts", (pb.AttendRequest(text=texts, **options).SerializeToString(), size, in_flight)
+        data = pb.AttendRequest(text=texts, **options).SerializeToString()
+        yield f"{size} texts", (EncodedRequest(data, size, size), in_flight)
     size, rows, width = settings.pick((256, 128, 768), (4, 16, 64))
     sequences = [rng.standard_normal((rows, width), dtype=np.float32) for _ in range(size)]
     model = Model(width, 12, wide[1], served_as="-".join(wide))
-    yield f"{size} x {rows} x {width}", (encode(Api.ATTENTION, model, sequences), size, 1)
+    data = encode(Api.ATTENTION, model, sequences)
+    yield f"{size} x {rows} x {width}", (EncodedRequest(data, size, size), 1)
 
 
-def _rate(
-    pool: ProcessPoolExecutor,
-    target: str,
-    api: Api,
-    data: bytes,
-    sequences: int,
-    in_flight: int,
-    seconds: float,
-) -> float:
-    jobs = [
-        pool.submit(_generate, target, api, data, sequences, in_flight, seconds) for _ in range(GENERATORS)
-    ]
+def _rate(pool: ProcessPoolExecutor, *arguments: Any) -> float:
+    """Sequences per second of all generators; `arguments` are those of `_generate`."""
+    jobs = [pool.submit(_generate, *arguments) for _ in range(GENERATORS)]
     return sum(job.result() for job in jobs)
 
 
-def _generate(target: str, api: Api, data: bytes, sequences: int, in_flight: int, seconds: float) -> float:
-    caller = UnaryCaller(target, METHODS[api], [EncodedRequest(data, sequences, sequences)])
+def _generate(target: str, api: Api, request: EncodedRequest, in_flight: int, seconds: float) -> float:
+    caller = UnaryCaller(target, METHODS[api], [request])
     result = measure(caller, 0, in_flight, MeasurementWindow(seconds, seconds / 4))
     if result.failures:
         raise RuntimeError(f"{result.failures} calls failed")
