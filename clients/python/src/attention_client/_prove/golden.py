@@ -76,9 +76,9 @@ def _compare(response: pb.ModelInferResponse, outputs: dict[str, Array], toleran
     for name, expected in outputs.items():
         if name not in rows or rows[name].shape != expected.shape:
             return {"largest error": np.inf, RATIO: np.inf}
-        both = np.isnan(rows[name]) & np.isnan(expected)
-        differences = np.where(both, 0, np.abs(rows[name].astype(np.float64) - expected))
-        limits = tolerance["atol"] + tolerance["rtol"] * np.abs(np.where(both, 0, expected))
+        empty = np.isnan(rows[name]) & np.isnan(expected)
+        differences = np.where(empty, 0, np.abs(rows[name].astype(np.float64) - expected))
+        limits = tolerance["atol"] + tolerance["rtol"] * np.abs(np.where(empty, 0, expected))
         error = max(error, float(np.nan_to_num(differences, nan=np.inf).max()))
         ratio = max(ratio, float(np.nan_to_num(differences / limits, nan=np.inf).max()))
     return {"largest error": error, RATIO: ratio}
