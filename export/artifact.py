@@ -221,6 +221,8 @@ class ArtifactWriter:
             branches=spec.branches,
             notes=spec.notes,
         )
+        if spec.encoder is not None and spec.texts:
+            report["nearest"] = parity.nearest_overlaps(spec.texts, spec.encoder)
         report["cuda"] = cuda_facts(graphs, attention)
         (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
         self.progress("golden vectors")

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from attention_serving.artifact.certificate import Machine, Proof, write_certificate
+from attention_serving.artifact.encoder import tolerance_of
 from attention_serving.artifact.golden import GoldenCase, golden_cases, token_inputs
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import GraphKind, Manifest
@@ -124,9 +125,10 @@ def _replay(session: Any, case: GoldenCase, manifest: Manifest) -> tuple[float, 
         outputs = session.run(names, case.inputs)
     except Exception as error:  # ONNX Runtime raises many types
         raise ExportError(f"graph {case.graph} does not run on its golden vectors: {error}") from error
-    pairs = [(value, case.outputs[name]) for name, value in zip(names, outputs, strict=True)]
-    largest = max((manifest.tolerance.error(*pair) for pair in pairs), default=0.0)
-    ratio = max((manifest.tolerance.ratio(*pair) for pair in pairs), default=0.0)
+    pairs = {name: (value, case.outputs[name]) for name, value in zip(names, outputs, strict=True)}
+    largest = max((manifest.tolerance.error(*pair) for pair in pairs.values()), default=0.0)
+    tolerances = {name: tolerance_of(name, pairs, manifest.tolerance) for name in pairs}
+    ratio = max((tolerances[name].ratio(*pair) for name, pair in pairs.items()), default=0.0)
     if ratio > 1:
         raise ParityError(
             f"graph {case.graph} differs from {manifest.judge} by {largest:.3g} on this machine; "

@@ -21,6 +21,7 @@ from attention_serving.export.deployment.write import DeploymentTarget, check_ta
 from attention_serving.export.encoder import classifier_spec, encoder_spec
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import PRESET_SEED, Source
+from attention_serving.export.parity import NEAREST
 from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.export.signature import ExportSpec, attention_spec
 from attention_serving.export.verify import console
@@ -239,6 +240,9 @@ def _print_artifact(folder: Path, manifest: Manifest, *, unchanged: bool) -> Non
             f"; {texts['count']} texts compared with {texts['reference']}, cosines from "
             f"{texts['min_cosine']:.6f}, {texts['mean_cosine']:.6f} on average"
         )
+    if "nearest" in report:
+        counts = ", ".join(f"{count:.2f} as {name}" for name, count in report["nearest"].items())
+        error += f"; of the {NEAREST} nearest texts stay {counts}"
     console.print(
         f"{folder}{' (unchanged)' if unchanged else ''}",
         f"  {manifest.parameters:,} parameters; opset {manifest.opset}; graphs {', '.join(manifest.graphs)}",

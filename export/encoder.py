@@ -11,10 +11,13 @@ from attention_serving.artifact.encoder import (
     ATTENTION_WEIGHTS,
     CONTEXT_VECTORS,
     EMBEDDING,
+    LOGITS,
     SCORES,
     ClassifierFacts,
     EncoderFacts,
+    shorten,
 )
+from attention_serving.artifact.golden import GoldenCase
 from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     BLOCK_ROWS,
@@ -94,7 +97,7 @@ def encoder_spec(
         causal=encoder.is_causal,
         cost=_cost(encoder),
         tokenizer=encoder.tokenizer,
-        encoder=facts,
+        encoder=facts.model_copy(update={"quantisation_ranges": _quantisation_ranges(texts, facts)}),
         texts=texts,
         reference=reference_name,
     )
@@ -110,7 +113,8 @@ def classifier_spec(
     if classifier.takes_types:
         types = getattr(config, "type_vocab_size", 0) or 1
         inputs.append(tensor(TOKEN_TYPES, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=types))
-    scores = tensor(SCORES, "float32", BATCH_AXIS, len(classifier.labels))
+    names = (SCORES,) if classifier.activation == "identity" else (SCORES, LOGITS)
+    outputs = tuple(tensor(name, "float32", BATCH_AXIS, len(classifier.labels)) for name in names)
     graphs = {GraphKind.PLAIN: tuple(inputs)}
     if classifier.supports_padding:
         graphs[GraphKind.LENGTHS] = (*inputs, tensor(KEY_LENGTHS, "int64", BATCH_AXIS))
@@ -126,7 +130,7 @@ def classifier_spec(
     return ExportSpec(
         module=classifier,
         signatures=tuple(
-            Signature(kind=kind, inputs=tensors, outputs=(scores,), least_key_length=1, max_lengths=lengths)
+            Signature(kind=kind, inputs=tensors, outputs=outputs, least_key_length=1, max_lengths=lengths)
             for kind, tensors in graphs.items()
         ),
         description=f"{facts.family} text classifier, {count} label{'s' if count > 1 else ''}",
@@ -161,6 +165,16 @@ def _dimensions(encoder: TextEncoder, width: int, dimensions: Sequence[int]) -> 
         raise ValueError(f"dimensions={wrong[0]}: must lie in 1..{width - 1}, below the embedding's width")
     configured = getattr(encoder.model.config, "matryoshka_dimensions", None) or ()
     return tuple(sorted({size for size in (*configured, *dimensions) if size < width}))
+
+
+def _quantisation_ranges(texts: Sequence[GoldenCase], facts: EncoderFacts) -> dict[int, float]:
+    """See `EncoderFacts`. Four digits, which do not depend on the machine."""
+    if not texts:
+        return {}
+    rows = np.concatenate([case.outputs[EMBEDDING] for case in texts])
+    sizes = (facts.embedding_width, *facts.dimensions)
+    cuts = {size: shorten(rows, size, normalises=facts.normalised) for size in sizes}
+    return {size: float(f"{np.abs(cut).max():.4g}") for size, cut in cuts.items()}
 
 
 def _patterns(encoder: TextEncoder, layers: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 from torch import nn
 
-from attention_serving.artifact.encoder import EMBEDDING
+from attention_serving.artifact.encoder import EMBEDDING, EncoderFacts, quantise, tolerance_of
 from attention_serving.artifact.golden import Arrays, GoldenCase
 from attention_serving.artifact.manifest import BATCH_AXIS, BLOCK_ROWS, EAGER, IN_BLOCKS, GraphKind
 from attention_serving.artifact.runtime import unsafe_optimizers
@@ -54,6 +54,9 @@ QUICK_LENGTH = 2048
 # Special values: where they are compared, the factor of large ones, and the relative change of inputs
 # that shows how much they amplify rounding.
 SPECIAL_VALUES_POINT, LARGE_FACTOR, ROUNDING = (2, 12, 9), 30, 2.0**-18
+
+# How many of the nearest texts are compared with those of quantised embeddings.
+NEAREST = 10
 
 FILE_ADVICE = (
     "Either the golden vectors are of other weights or inputs than the file, or ONNX Runtime computes it "
@@ -242,9 +245,9 @@ class GraphRunner:
             raise _unusable(
                 self._signature, f"does not run for {shapes_of(case.inputs)}", failure
             ) from failure
-        pairs = [(outputs[name], case.outputs[name]) for name in names]
-        error = max(self._tolerance.error(*pair) for pair in pairs)
-        passed = all(self._tolerance.holds(*pair) for pair in pairs)
+        pairs = {name: (outputs[name], case.outputs[name]) for name in names}
+        error = max(self._tolerance.error(*pair) for pair in pairs.values())
+        passed = all(tolerance_of(name, pairs, self._tolerance).holds(*pair) for name, pair in pairs.items())
         cosine = None
         if EMBEDDING in names:
             cosine = float(cosines(outputs[EMBEDDING], case.outputs[EMBEDDING]).min())
@@ -373,6 +376,30 @@ def report(
         "notes": list(notes),
         "cases": [asdict(case) for case in cases],
     }
+
+
+def nearest_overlaps(texts: Sequence[GoldenCase], facts: EncoderFacts) -> dict[str, float]:
+    """Of the nearest texts of each text, how many stay with quantised embeddings, on average.
+
+    Nearest are those of the largest dot products, and with bits those of the smallest Hamming distances.
+    """
+    rows = np.concatenate([case.outputs[EMBEDDING] for case in texts])
+    largest = facts.quantisation_ranges[facts.embedding_width]
+    candidates = {name: quantise(rows, name, largest).astype(np.float64) for name in ("INT8", "UINT8")}
+    # The product of two rows of signs is their width minus two times the distance.
+    candidates["BITS"] = np.where(rows > 0, 1.0, -1.0)
+    exact = _nearest(rows)
+    overlaps = {name: (exact & _nearest(integers)).sum() for name, integers in candidates.items()}
+    return {name.lower(): float(overlap / len(rows)) for name, overlap in overlaps.items()}
+
+
+def _nearest(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """For each row, which others are the `NEAREST` of the largest dot products, (B, B)."""
+    products = rows @ rows.T
+    np.fill_diagonal(products, -np.inf)
+    order = np.argsort(-products, axis=1, kind="stable")[:, :NEAREST]
+    nearest: NDArray[np.bool_] = (order[:, :, np.newaxis] == np.arange(len(rows))).any(axis=1)
+    return nearest
 
 
 def _advice(failed: ParityCase, cases: list[ParityCase], tolerance: Tolerance) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from attention_serving.artifact.encoder import LOGITS, SCORES
 from attention_serving.artifact.golden import Arrays, GoldenCase, text_inputs, token_inputs
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.errors import ExportError
@@ -81,12 +82,17 @@ def compare_pairs(classifier: TextClassifier, reference: Reference | None = None
     if reference is Reference.NONE:
         return (), ""
     functions = {"softmax": nn.Softmax(dim=-1), "sigmoid": nn.Sigmoid(), "identity": nn.Identity()}
+    activate = functions[classifier.activation]
     scores = classifier.library.predict(
-        pairs, activation_fn=functions[classifier.activation], show_progress_bar=False, batch_size=1
+        pairs,
+        activation_fn=lambda logits: torch.stack([activate(logits), logits], dim=1),
+        show_progress_bar=False,
+        batch_size=1,
     )
-    rows = np.asarray(scores, np.float32).reshape(len(pairs), 1, -1)
+    names = [SCORES] if classifier.activation == "identity" else [SCORES, LOGITS]
+    rows = np.asarray(scores, np.float32).reshape(len(pairs), 2, 1, -1)
     cases = [
-        GoldenCase(GraphKind.PLAIN, text_inputs(*texts), {"scores": row})
+        GoldenCase(GraphKind.PLAIN, text_inputs(*texts), dict(zip(names, row, strict=False)))
         for texts, row in zip(pairs, rows, strict=True)
     ]
     library = Reference.SENTENCE_TRANSFORMERS

@@ -156,7 +156,7 @@ class TextClassifier(TextModule):
 
     def forward(
         self, token_ids: Tensor, token_types: Tensor | None = None, key_lengths: Tensor | None = None
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Computes scores.
 
         Args:
@@ -165,12 +165,12 @@ class TextClassifier(TextModule):
             key_lengths: (B,) integers; tokens at and after the length of a sequence are padding.
 
         Returns:
-            (B, L), after the activation.
+            (B, L), after the activation; and also before it, unless it is the identity.
         """
         token_ids, within = with_padding(token_ids, key_lengths, self.padding_id)
         mask = torch.ones_like(token_ids) if within is None else within.long()
         types = {} if token_types is None else {"token_type_ids": token_types}
         logits: Tensor = self.model(input_ids=token_ids, attention_mask=mask, **types).logits
-        if self.activation == "softmax":
-            return logits.softmax(dim=-1)
-        return logits.sigmoid() if self.activation == "sigmoid" else logits
+        if self.activation == "identity":
+            return logits
+        return (logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(dim=-1)), logits

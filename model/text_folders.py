@@ -193,7 +193,7 @@ def _is_equal_beside_padding(module: TextModule, length: int) -> bool:
     with torch.inference_mode():
         results = [module(ids[:, :count]) for count in lengths]
         padded = module(ids.expand(len(lengths), -1), key_lengths=torch.tensor(lengths))
-    if isinstance(module, TextEncoder):
+    if isinstance(padded, tuple):
         results, padded = [result[0] for result in results], padded[0]
     alone = torch.cat(results)
     return torch.allclose(alone, padded, rtol=0, atol=ROUNDING * float(alone.abs().max()))

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from attention_client import AttentionResult, ModelInfo
+from attention_client._calls.embeddings import OUTPUT_TYPES, as_output_type
 from attention_client.enrich.backends import BackendRequest
 from attention_client.enrich.model import JobModel
 from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
+from attention_serving.artifact.encoder import EMBEDDING
+from attention_serving.protos.attention.v1.attention_pb2 import EmbeddingOptions
+from attention_serving.server.api.attention.requests import NAME_BY_ENUM, quantisation_range
 from attention_serving.server.api.attention.responses import describe
+from attention_serving.server.api.tensors import OutputPlaceholder
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.run.provider import Provider
-from attention_serving.server.engine.types import Result
+from attention_serving.server.engine.types import Array, Result
 
 # Texts that are encoded together, at most.
 ENCODED_TOGETHER = 64
@@ -101,16 +106,28 @@ class LocalBackend:
         """A result or an error of the engine in the terms of a job."""
         try:
             outputs = future.result().outputs
+            vectors = self._in_output_type(next(iter(outputs.values())))
         except InvalidRequestError as error:
             raise RefusedError(error.message, error.reason) from error
         except EngineError as error:
             raise EnrichError(error.message) from error
-        vectors, weights = next(iter(outputs.values())), None
+        weights = None
         if self._options.weights and (output := self._model.model.weights_output) is not None:
             weights = [array.reshape(-1, *array.shape[-2:]) for array in outputs[output.name]]
         return AttentionResult(
             vectors, weights, self.model.name, self.model.version, model_digest=self.model.digest
         )
+
+    def _in_output_type(self, vectors: list[Array]) -> list[Array]:
+        """The vectors in the type of the job, as a server and the client make it."""
+        output_type = self._options.output_type or "float32"
+        data_type: Any = OUTPUT_TYPES[output_type]
+        if data_type is None:
+            return vectors
+        name, options = NAME_BY_ENUM[data_type], EmbeddingOptions(dimensions=self._options.dimensions or 0)
+        largest = quantisation_range(options, name, self._model.model)
+        parts = OutputPlaceholder(EMBEDDING, name, largest=largest).parts(vectors)
+        return [as_output_type(part, output_type) for part in parts]
 
     def close(self) -> None:
         """Cancels requests that have not started."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from attention_serving.artifact.encoder import QUANTISED, quantise
 from attention_serving.artifact.manifest import ATTENTION_MASK, GraphKind
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
@@ -118,28 +119,43 @@ class OutputPlaceholder(NamedTuple):
 
     Attributes:
         name: Its name.
-        float_datatype: The type in which real numbers are sent: one of `FLOAT_DTYPE_BY_NAME`.
+        float_datatype: The type in which real numbers are sent: one of `FLOAT_DTYPE_BY_NAME`; of embeddings
+            also one of `QUANTISED`.
         shape: The shape to which each array is padded with zeros; None for their own.
+        largest: The largest value of quantised embeddings: see `quantise`.
     """
 
     name: str
     float_datatype: str = "FP32"
     shape: Shape | None = None
+    largest: float = 1.0
 
     def size(self, arrays: Sequence[Array]) -> int:
         """Size of its elements, in bytes."""
-        dtype = FLOAT_DTYPE_BY_NAME[self.float_datatype] if arrays[0].dtype == FLOAT32 else arrays[0].dtype
+        if self.float_datatype == "BITS":
+            return sum([math.prod(array.shape[:-1]) * -(-array.shape[-1] // 8) for array in arrays])
+        dtype = WIRE_DTYPE_BY_NAME[self.float_datatype] if arrays[0].dtype == FLOAT32 else arrays[0].dtype
         sizes = [array.size if self.shape is None else math.prod(self.shape) for array in arrays]
         return int(sum(sizes) * dtype.itemsize)
 
     def parts(self, arrays: Sequence[Array]) -> list[Array]:
-        """Its arrays as they are sent. Those in row-major order and of that type are not copied."""
+        """Its arrays as they are sent. Those in row-major order and of that type are not copied.
+
+        Raises:
+            InvalidRequestError: An embedding that is to be quantised contains NaN or infinity.
+        """
         if self.shape is not None:
             arrays = [
                 np.pad(array, [(0, end - size) for size, end in zip(array.shape, self.shape, strict=True)])
                 for array in arrays
             ]
-        if self.float_datatype != "FP32":
+        if self.float_datatype in QUANTISED:
+            for index, array in enumerate(arrays):
+                if not np.isfinite(array).all():
+                    problem = f"is {self.float_datatype}, but embedding {index} contains NaN or infinity"
+                    raise InvalidRequestError("output_data_type", problem)
+            arrays = [quantise(array, self.float_datatype, self.largest) for array in arrays]
+        elif self.float_datatype != "FP32":
             arrays = [cast_floats(array, self.float_datatype) for array in arrays]
         # Those of a run with padding may be views with gaps.
         return list(map(np.ascontiguousarray, arrays))

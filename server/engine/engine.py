@@ -36,7 +36,7 @@ from attention_serving.server.engine.events import (
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.requests.outputs import shorten_embeddings
+from attention_serving.server.engine.requests.outputs import finish_embeddings
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.execute import Outputs, RunTimestamps, run_batch
@@ -467,9 +467,8 @@ def _outcome(request: Request) -> Result | EngineError:
     sequences, request.outputs = request.outputs, []
     try:
         outputs = {name: [arrays[name] for arrays in sequences] for name in sequences[0]}
-        if request.plan.dimensions:
-            outputs = shorten_embeddings(outputs, request.model, request.plan.dimensions)
-        return Result(outputs)
+        plan = request.plan
+        return Result(finish_embeddings(outputs, plan.dimensions, normalises=plan.normalises))
     except Exception:
         log.exception("result failed", extra={"model": request.model.name})
         return RunFailedError(RUN_FAILED)

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, ClassifierFacts, EncoderFacts
+from attention_serving.artifact.encoder import (
+    ATTENTION_WEIGHTS,
+    LOGITS,
+    SCORES,
+    ClassifierFacts,
+    EncoderFacts,
+)
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
@@ -154,7 +160,17 @@ class ModelFacts:
     @cached_property
     def default_outputs(self) -> list[str]:
         """Names of the outputs of a request that does not name any."""
+        if self.classifier is not None:
+            return [SCORES]
         return [spec.name for spec in self.manifest.graphs[GraphKind.PLAIN].outputs]
+
+    @cached_property
+    def raw_scores_output(self) -> str:
+        """The output of a text classifier with the scores before its activation; empty if there is none."""
+        if self.classifier is None:
+            return ""
+        is_raw = self.classifier.activation == "identity"
+        return SCORES if is_raw else LOGITS if LOGITS in self.outputs else ""
 
     @cached_property
     def attends_to_padding(self) -> bool:

@@ -33,7 +33,7 @@ from attention_serving.server.engine.errors import (
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.models.loading import load_model, versions
-from attention_serving.server.engine.requests.outputs import shorten_embeddings
+from attention_serving.server.engine.requests.outputs import finish_embeddings
 from attention_serving.server.engine.requests.request import Request, split
 from attention_serving.server.engine.requests.validation import tokenize_texts, validate
 from attention_serving.server.engine.run.execute import Outputs, run_batch
@@ -181,7 +181,8 @@ class InProcessModel:
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
         columns = {name: [outputs[name] for outputs in results] for name in results[0]}
-        return Result(shorten_embeddings(columns, model, decoded.dimensions))
+        plan = validated.plan
+        return Result(finish_embeddings(columns, plan.dimensions, normalises=plan.normalises))
 
     def _batches(self, request: Request) -> Iterator[list[int]]:
         """Indices of sequences of equal lengths, in portions that one run may hold."""

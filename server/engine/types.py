@@ -101,6 +101,7 @@ class DecodedRequest:
         head_selection: Which of them, if the result contains them; None for all.
         return_tokens: For text encoders: whether the result contains a vector for each token.
         dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
+        normalised: For text encoders: whether embeddings have length 1; None for the setting of the model.
         prompt: For texts: the name of the prompt that is put before each, empty for none; None for that of
             the model.
         truncate: For texts: whether one with too many tokens is cut; None for the setting of the model.
@@ -125,6 +126,7 @@ class DecodedRequest:
     head_selection: HeadSelection | None = None
     return_tokens: bool = False
     dimensions: int = 0
+    normalised: bool | None = None
     prompt: str | None = None
     truncate: bool | None = None
     truncation_side: Literal["right", "left"] | None = None

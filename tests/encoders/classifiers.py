@@ -52,8 +52,8 @@ def tokenizer_of(name: str) -> Tokenizer:
     return tokenizer
 
 
-def expected(name: str, *texts: str | Sequence[str]) -> NDArray[np.float32]:
-    """What the library computes for each text or pair by itself, (B, L)."""
+def expected(name: str, *texts: str | Sequence[str], raw: bool = False) -> NDArray[np.float32]:
+    """What the library computes for each text or pair by itself, (B, L), before the activation if `raw`."""
     tokenizer, is_reranker = tokenizer_of(name), name == RERANKER
     tokenizer.enable_truncation(TOKENS, strategy="longest_first", direction=SIDES[name])
     rows = []
@@ -62,7 +62,8 @@ def expected(name: str, *texts: str | Sequence[str]) -> NDArray[np.float32]:
         types = {"token_type_ids": torch.tensor([own.type_ids])} if is_reranker else {}
         with torch.inference_mode():
             logits: Tensor = library_model(name)(input_ids=torch.tensor([own.ids]), **types).logits
-        rows.append((logits.sigmoid() if is_reranker else logits.softmax(dim=-1)).numpy())
+        scores = logits.sigmoid() if is_reranker else logits.softmax(dim=-1)
+        rows.append((logits if raw else scores).numpy())
     return np.concatenate(rows)
 
 

@@ -50,6 +50,34 @@ SENTENCE_MODELS = ModelSet(
     SOURCES,
     ["sentence_repository", "encoder_repository"],
 )
+# A model with every pooling, which normalises, and one that does not.
+POOLED, UNNORMALISED = "pooled", "unnormalised"
+POOLINGS = {
+    f"pooling_mode_{name}": True
+    for name in (
+        "cls_token",
+        "mean_tokens",
+        "max_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    )
+}
+
+
+def save_pooled(name: str, folder: Path) -> Path:
+    """A BERT of sentence-transformers."""
+    pooling = POOLINGS if name == POOLED else None
+    return encoders.save_sentence_model("bert", folder, pooling=pooling, normalised=name == POOLED)
+
+
+def export_pooled(name: str, folder: Path) -> None:
+    """The same as an artifact."""
+    with TemporaryDirectory() as source:
+        write_artifact(encoder_spec(load_encoder(save_pooled(name, Path(source)))), ModelId(name), folder)
+
+
+POOLED_MODELS = ModelSet("pooled", [partial(export_pooled, name) for name in (POOLED, UNNORMALISED)], SOURCES)
 # Families whose graphs differ from those of the others; tests/model/test_encoder.py compares all of them.
 FAMILIES = ("bert", "roberta", "mpnet", "modernbert", "qwen3", "clip_text_model")
 # Only tests with the marker `thorough` need these.

@@ -4,9 +4,11 @@ import asyncio
 import re
 import runpy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from attention_client import AsyncAttentionClient, AttentionClient, Ranking, TextTruncatedWarning, errors
@@ -90,6 +92,43 @@ def test_scores_of_every_label_equal_the_library(server: ServerProcess, client: 
     assert_scores(scores, expected(CLASSIFIER, ("eat", "a"))[0])
 
 
+def test_raw_scores_are_the_logits(server: ServerProcess, client: AttentionClient) -> None:
+    logits = expected(RERANKER, *PAIRS, raw=True)
+    found = client.rerank(RERANKER, QUERY, DOCUMENTS, raw_scores=True)
+    assert [each.index for each in found] == ORDER
+    assert_scores([each.score for each in found], logits[ORDER, 0])
+    raw = client.classify(CLASSIFIER, ["eat", "a"], raw_scores=True)
+    assert_scores(raw, expected(CLASSIFIER, "eat", "a", raw=True))
+    text, pair = (np.array([own.encode() for own in column], object) for column in zip(*PAIRS, strict=True))
+    named = triton.infer(
+        server.target, RERANKER, {"text": text, "text_pair": pair}, outputs=["logits", "scores"]
+    )
+    assert_scores(named["logits"], logits)
+    assert_scores(named["scores"][:, 0], SCORES)
+
+
+def test_models_without_raw_scores_refuse_them() -> None:
+    (folder,) = cached_repositories(CLASSIFIERS)
+    model = load_repository(folder, Device(threads=1)).ready(CLASSIFIER)
+    graphs = {
+        kind: graph.model_copy(update={"outputs": graph.outputs[:1]})
+        for kind, graph in model.manifest.graphs.items()
+    }
+    assert model.classifier is not None
+    for activation, output in (("softmax", ""), ("identity", "scores")):
+        classifier = model.classifier.model_copy(update={"activation": activation})
+        changes = {"graphs": graphs, "classifier": classifier}
+        earlier = replace(model, manifest=model.manifest.model_copy(update=changes))
+        assert earlier.raw_scores_output == output
+        if not output:
+            text = pb.TextSequences(texts=["eat"], return_labels=True, raw_scores=True)
+            message = pb.AttendRequest(text=text).SerializeToString()
+            with Served(earlier) as served:
+                method: Any = served.channel.unary_unary(ATTEND)
+                with pytest.raises(grpc.RpcError, match=r"raw_scores: .* export it again"):
+                    method(message, timeout=PATIENCE_SECONDS)
+
+
 def test_a_long_pair_is_refused_or_cut_as_the_library_cuts_it(client: AttentionClient) -> None:
     with pytest.raises(
         errors.LimitExceededError, match=f"text 1 has .*; the limit is {TOKENS} for both texts of a"
@@ -112,6 +151,7 @@ def test_the_model_describes_its_labels_and_counts_tokens(client: AttentionClien
         True,
         "left",
     )
+    assert (classifier.returns_raw_scores, len(model.outputs)) == (True, 2)
     assert (model.text_encoder, model.attention_patterns) == (None, ())
     assert [tensor.optional for tensor in reranker.inputs] == [False, True]
     assert client.attend_text(RERANKER, ["eat", "a"]).token_counts == (5, 3)
@@ -135,6 +175,10 @@ def sent(**text: Any) -> Any:
         (lambda c: c.attend_text(RERANKER, "a", mask=np.ones(3, bool)), "'reranker' does not take a mask"),
         (sent(texts=["a", "b"], pairs=["c"]), "pairs: has 1 second texts; the request has 2 texts"),
         (sent(pairs=["c"]), "text: has no sequences"),
+        (
+            lambda c: c.classify(SENTENCE, "a", raw_scores=True),
+            "raw_scores: model 'sentence' is not a text cl",
+        ),
         (sent(texts=["a"], prompt="query"), "prompt: is 'query'; model 'reranker' has no prompts"),
         (sent(texts=["a"], pairs=["b"], return_offsets=True), "return_offsets: needs single texts"),
     ],

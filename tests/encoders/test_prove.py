@@ -15,6 +15,8 @@ from attention_client._commands.app import app
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from typer.testing import CliRunner
 
+from attention_serving.artifact.golden import write_golden_arrays
+from attention_serving.artifact.manifest import GraphKind, Manifest
 from scripts.local_server import ServerProcess
 from tests.encoders import classifiers
 from tests.encoders.repository import SENTENCE, SETTINGS
@@ -111,25 +113,27 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.reply(200, {"data": [{"id": "only"}]})
+        self.reply(200, {"data": [{"id": "only"}], "model_id": "only"})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         _, name, *_, method = unquote(self.path).split("/")
-        if name == "locked" and self.headers["Authorization"] != "Bearer secret":
-            return self.reply(401, {"error": "no key"})
-        if name == "busy" and not self.busy:
-            self.busy.append(1)
-            return self.reply(503, {})
         texts = body.get("input") or body.get("inputs") or body.get("texts") or body.get("documents")
-        if name == "refusing" and "" in texts:
-            return self.reply(422, {"error": "empty"})
+        is_busy = name == "busy" and not self.busy
+        self.busy.extend([1] * is_busy)
+        is_locked = name == "locked" and self.headers["Authorization"] != "Bearer secret"
+        if status := is_locked * 401 or is_busy * 503 or (name == "refusing" and "" in texts) * 422:
+            return self.reply(status, {"error": "refused"})
         if method == "tokenize":
             return self.reply(200, [[{"id": 3}]])
         pairs = [(body["query"], text) for text in texts] if method == "rerank" else texts
         prompt = body.get("prompt_name") or {"search_document": "document"}.get(body.get("input_type"))
         options = {"prompt_name": prompt} if prompt and name != "ignoring" else {}
         rows = self.servers[name if name in self.servers else "right"](pairs, **options).tolist()
+        if method == "predict":
+            labels = classifiers.LABELS[classifiers.CLASSIFIER]
+            scores = [[{"label": label, "score": row[at]} for at, label in enumerate(labels)] for row in rows]
+            return self.reply(200, [row[::-1] for row in scores])
         if method == "rerank":
             name = "score" if "texts" in body else "relevance_score"
             entries = [{"index": at, name: row} for at, row in enumerate(rows)][::-1]
@@ -154,12 +158,15 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return encoders.save_sentence_model("bert", tmp_path_factory.mktemp("bert"), settings=settings)
 
 
+def save_classifier(name: str, folder: Path) -> Path:
+    classifiers.library_model(name).save_pretrained(folder)
+    encoders.save_tokenizer(classifiers.tokenizer_of(name), folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reranker")
-    classifiers.library_model(classifiers.RERANKER).save_pretrained(folder)
-    encoders.save_tokenizer(classifiers.tokenizer_of(classifiers.RERANKER), folder)
-    return folder
+    return save_classifier(classifiers.RERANKER, tmp_path_factory.mktemp("reranker"))
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +207,13 @@ def test_a_right_server_is_equal(kind: str, encoder: Path, reranker: Path, url: 
         assert (status, report["causes"]) == (0, []), report
 
 
+def test_a_classifier_has_the_scores_of_its_labels(url: str, tmp_path: Path) -> None:
+    folder = save_classifier(classifiers.CLASSIFIER, tmp_path)
+    Handler.servers["right"] = score()(folder)
+    status, report = prove(folder, "--tei", f"{url}/right")
+    assert (status, report["causes"]) == (0, []), report
+
+
 def test_refusals_prompts_keys_and_reports(encoder: Path, url: str, tmp_path: Path) -> None:
     Handler.servers["right"] = embed()(encoder)
     status, report = prove(encoder, "--openai", f"{url}/refusing", "--report", tmp_path)
@@ -224,9 +238,14 @@ def test_this_service_is_equal(server: ServerProcess, sentence_repository: Path,
     status, report = prove(folder, "--grpc", server.target, "--model", SENTENCE)
     assert (status, report["prompts"], report["refused"]) == (0, {"query": "equal"}, {}), report
     assert prove(folder, "--openai", f"http://127.0.0.1:{server.http_port}/v1", "--model", SENTENCE)[0] == 0
-    artifact = ["--artifact", str(sentence_repository / SENTENCE / "1"), "--grpc", server.target]
-    done = run_python("-m", "attention_client", "prove", *artifact)  # tritonclient may be imported here
+    artifact = sentence_repository / SENTENCE / "1"  # in a process, because tritonclient may be imported here
+    done = run_python("-m", "attention_client", "prove", "--artifact", artifact, "--grpc", server.target)
     assert (done.returncode, done.stdout.startswith("# equal: ")) == (0, True), done
+    write_golden_arrays(artifact, Manifest.load(artifact), GraphKind.PLAIN, tmp_path)
+    exact = {"name": SENTENCE, "tolerance": {"rtol": 0, "atol": 1e-12}}
+    (tmp_path / "manifest.json").write_text(json.dumps(exact))
+    done = run_python("-m", "attention_client", "prove", "--artifact", tmp_path, "--grpc", server.target)
+    assert (done.returncode, done.stdout.startswith("# not equal: ")) == (1, True), done
 
 
 def test_without_the_extra_the_command_names_it() -> None:

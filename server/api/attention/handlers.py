@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from attention_serving.artifact.encoder import EMBEDDING
 from attention_serving.artifact.manifest import KEY_POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import requests, responses
@@ -127,10 +128,20 @@ class Attend(InferenceMethod):
                 problem = f"model: {model.name!r} is not a text classifier"
                 raise ModelNotFoundError(problem, field="model_name")
             prefix += pb.AttendResponse(labels=model.classifier.labels).SerializeToString()
+        first = EMBEDDING if embeds else ""
+        if message.text.raw_scores and not (first := model.raw_scores_output):
+            is_earlier = model.classifier is not None
+            problem = "has none: export it again" if is_earlier else "is not a text classifier"
+            raise InvalidRequestError("raw_scores", f"model {model.name!r} {problem}")
         output = model.weights_output if decoded.return_weights else None
         weights = "" if output is None else output.name
         encode = partial(
-            responses.encode, prefix=prefix, datatype=datatype, embeds=embeds, weights_name=weights
+            responses.encode,
+            prefix=prefix,
+            datatype=datatype,
+            first=first,
+            largest=requests.quantisation_range(message.embedding, datatype, model),
+            weights_name=weights,
         )
         return decoded, ReplyTemplate(encode)
 

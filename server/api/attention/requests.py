@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, QUANTISED
 from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, POSITIONS, GraphKind
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.tensors import (
@@ -42,9 +42,8 @@ PATHS = (
 PATHS_OF_TEXTS, PATHS_OF_IDS = ("text.texts", "text.pairs"), ("token_ids.ids", "token_ids.lengths")
 CONTEXT_PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
 # The types that models take, and that vectors are sent in, by name.
-ENUM_BY_NAME = {
-    name: pb.DataType.Value(f"DATA_TYPE_{name}") for name in ("FP32", "FP16", "BF16", "INT64", "BOOL")
-}
+INPUT_DATATYPES = ("FP32", "FP16", "BF16", "INT64", "BOOL")
+ENUM_BY_NAME = {name: pb.DataType.Value(f"DATA_TYPE_{name}") for name in (*INPUT_DATATYPES, *QUANTISED)}
 NAME_BY_ENUM = {data_type: name for name, data_type in ENUM_BY_NAME.items()}
 MASK_KINDS = {pb.AttentionMask.Kind.Value(f"KIND_{kind.name}"): kind for kind in MaskKind}
 FIELDS_ALLOWED_WITH_INPUTS = frozenset(
@@ -68,14 +67,36 @@ def output_type(message: pb.AttendRequest) -> str:
     """The type in which a request wants real numbers.
 
     Raises:
-        InvalidRequestError: It is not a type of real numbers.
+        InvalidRequestError: It is not a type of real numbers, nor one of embeddings that are returned alone.
     """
     data_type = message.output_data_type
     datatype = NAME_BY_ENUM.get(data_type, "") if data_type else "FP32"
-    if datatype not in FLOAT_DTYPE_BY_NAME:
+    if datatype in QUANTISED and (message.return_weights or not message.HasField("embedding")):
+        rule = f"{datatype} is for embeddings: the request must have `embedding`, and not return_weights"
+        raise InvalidRequestError("output_data_type", rule)
+    if datatype not in (*FLOAT_DTYPE_BY_NAME, *QUANTISED):
         rule = f"is {data_type}; must be one of {', '.join(FLOAT_DTYPE_BY_NAME)}"
         raise InvalidRequestError("output_data_type", rule)
     return datatype
+
+
+def quantisation_range(embedding: pb.EmbeddingOptions, datatype: str, model: LoadedModel) -> float:
+    """The absolute value that the largest integer of quantised embeddings stands for.
+
+    Raises:
+        InvalidRequestError: The model has none for them.
+    """
+    encoder = model.encoder
+    if encoder is None or datatype not in ("INT8", "UINT8"):
+        return 1.0
+    is_normalised = embedding.normalised if embedding.HasField("normalised") else encoder.normalised
+    ranges = encoder.quantisation_ranges if is_normalised == encoder.normalised else {}
+    if ranges or is_normalised:
+        return ranges.get(embedding.dimensions or encoder.embedding_width, 1.0)
+    problem = "embeddings before its normalisation have none" if encoder.normalised else "export it again"
+    raise InvalidRequestError(
+        "output_data_type", f"{datatype} needs a range of model {model.name!r}: {problem}"
+    )
 
 
 def check_first_output(model: LoadedModel) -> None:
@@ -135,6 +156,7 @@ def decode(parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance) 
         head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_head_selection else None,
         return_tokens=not message.HasField("embedding"),
         dimensions=embedding.dimensions,
+        normalised=embedding.normalised if embedding.HasField("normalised") else None,
         spans=_decode_spans(parsed, allowance) if embedding.HasField(SPANS) else None,
         return_offsets=message.return_offsets,
         **text_options(text),
@@ -374,7 +396,7 @@ def _elements(
     field: str, data_type: pb.DataType.ValueType, data: Buffer, shape: Shape, allowance: Allowance
 ) -> Array:
     """The elements of an input in the type that models take."""
-    if data_type not in NAME_BY_ENUM:
-        message = f"is {data_type}; must be one of {', '.join(ENUM_BY_NAME)}"
+    if (name := NAME_BY_ENUM.get(data_type, "")) not in INPUT_DATATYPES:
+        message = f"is {data_type}; must be one of {', '.join(INPUT_DATATYPES)}"
         raise InvalidRequestError(f"{field}.data_type", message)
-    return from_bytes(f"{field}.data", data, NAME_BY_ENUM[data_type], shape, allowance)
+    return from_bytes(f"{field}.data", data, name, shape, allowance)

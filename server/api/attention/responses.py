@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
+from attention_serving.artifact.encoder import CONTEXT_VECTORS
 from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.requests import ENUM_BY_NAME, UINT32
@@ -50,7 +50,8 @@ def encode(
     prefix: bytes,
     datatype: str = "FP32",
     *,
-    embeds: bool = False,
+    first: str = "",
+    largest: float = 1.0,
     weights_name: str = "",
 ) -> list[TemplatePart]:
     """A response, for `ReplyTemplate`.
@@ -59,17 +60,18 @@ def encode(
         result: The outputs of each sequence.
         prefix: The result of `encode_reply_header`.
         datatype: The type of real numbers in the response.
-        embeds: Whether the request asked for embeddings.
+        first: The output in place of context vectors, if the request asked for another.
+        largest: See `OutputPlaceholder`.
         weights_name: The output with attention weights; empty if the request did not ask for them.
     """
     response, outputs = pb.AttendResponse(), result.outputs
-    first = EMBEDDING if embeds else CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs))
+    first = first or (CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs)))
     # The first output of a non-attention module may be one row for each sequence.
     rows = [np.atleast_2d(array) for array in outputs[first]]
     vectors = response.context_vectors
     vectors.data_type, vectors.width = ENUM_BY_NAME[datatype_of(rows[0], datatype)], rows[0].shape[-1]
     vectors.lengths.extend([len(array) for array in rows])
-    output = OutputPlaceholder(first, datatype)
+    output = OutputPlaceholder(first, datatype, largest=largest)
     contents: list[TemplatePart] = [field_header(CONTEXT_DATA, output.size(rows)), output]
     if weights := outputs.get(weights_name, ()):
         *layers, heads = weights[0].shape[:-2] or (1,)  # those of an encoder have layers
@@ -156,12 +158,15 @@ def describe(model: Model, aliases: Iterable[str] = ()) -> pb.Model:
         digest=model.digest,
         text_encoder=None
         if encoder is None
-        else copy_fields(
-            encoder, pb.TextEncoder, num_layers=encoder.layers, truncation_side=side, quantisation_ranges={}
-        ),
+        else copy_fields(encoder, pb.TextEncoder, num_layers=encoder.layers, truncation_side=side),
         text_classifier=None
         if classifier is None
-        else copy_fields(classifier, pb.TextClassifier, truncation_side=side, returns_raw_scores=False),
+        else copy_fields(
+            classifier,
+            pb.TextClassifier,
+            truncation_side=side,
+            returns_raw_scores=bool(model.raw_scores_output),
+        ),
         attention_patterns=[
             copy_fields(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns
         ],

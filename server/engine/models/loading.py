@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
+from attention_serving.artifact.encoder import tolerance_of
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.golden import Arrays, GoldenCase, golden_cases
 from attention_serving.artifact.keys import PublicKey
@@ -390,7 +391,11 @@ def compare(
 ) -> list[tuple[float, float, str]]:
     """For each output that both have: the part of the tolerance that is used, the error, and the name."""
     return [(0.0, 0.0, "")] + [
-        (tolerance.ratio(outputs[name], array), tolerance.error(outputs[name], array), name)
+        (
+            tolerance_of(name, expected, tolerance).ratio(outputs[name], array),
+            tolerance.error(outputs[name], array),
+            name,
+        )
         for name, array in expected.items()
         if name in outputs
     ]

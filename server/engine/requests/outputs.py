@@ -13,11 +13,11 @@ vector.
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts, shorten
 from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
@@ -28,8 +28,8 @@ LAYERS: Final = "head_selection.layers"
 HEADS: Final = "head_selection.heads"
 SPANS: Final = "spans"
 DIMENSIONS: Final = "dimensions"
+NORMALISED: Final = "normalised"
 FLOAT_BYTES, SUM_BYTES = 4, 8
-LEAST_NORM = 1e-12
 
 
 def check_selection(
@@ -45,8 +45,7 @@ def check_selection(
 
     Raises:
         InvalidRequestError: The model lacks a layer or head, or one is named twice; or its embeddings cannot
-            be shortened to that number of elements, or be made of spans; or a span of tokens does not lie
-            within its sequence.
+            be shortened to that number of elements; or a span of tokens does not lie within its sequence.
     """
     work = 0
     if decoded.dimensions:
@@ -59,8 +58,8 @@ def check_selection(
             size -= FLOAT_BYTES * unselected * math.prod(rows)
     if decoded.offsets is not None:
         size += decoded.offsets.rows.nbytes
-    if decoded.spans is not None:
-        encoder, lengths = check_pooling(model), [plan.lengths[0] for plan in plans]
+    if decoded.spans is not None and (encoder := model.encoder) is not None:
+        lengths = [plan.lengths[0] for plan in plans]
         check_spans(decoded.spans, lengths)
         embeddings = len(decoded.spans.rows) - len(lengths)
         size += FLOAT_BYTES * (embeddings * encoder.embedding_width - sum(lengths) * encoder.width)
@@ -111,17 +110,14 @@ def check_dimensions(dimensions: int, model: LoadedModel) -> None:
         raise InvalidRequestError(DIMENSIONS, problem)
 
 
-def shorten_embeddings(
-    outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int
+def finish_embeddings(
+    outputs: dict[str, list[Array]], dimensions: int, *, normalises: bool
 ) -> dict[str, list[Array]]:
-    """The outputs of a request with its embeddings (..., d) cut to (..., dimensions), normalised again."""
-    if not dimensions or model.encoder is None or EMBEDDING not in outputs:
+    """The outputs of a request with its embeddings (..., d) cut to (..., dimensions), and then normalised."""
+    if EMBEDDING not in outputs or not (dimensions or normalises):
         return outputs
-    cut = [embedding[..., :dimensions] for embedding in outputs[EMBEDDING]]
-    return {
-        **outputs,
-        EMBEDDING: [_normalise(embedding) for embedding in cut] if model.encoder.normalised else cut,
-    }
+    embeddings = [shorten(array, dimensions, normalises=normalises) for array in outputs[EMBEDDING]]
+    return {**outputs, EMBEDDING: embeddings}
 
 
 def token_spans(spans: Ragged, encoded: EncodedTexts) -> Ragged:
@@ -185,21 +181,26 @@ def check_spans(
         raise InvalidRequestError(SPANS, f"{name} ends beyond the {ends[sequence]} {unit}s of its {noun}")
 
 
-def check_pooling(model: LoadedModel) -> EncoderFacts:
-    """Checks that spans of a model's sequences can be pooled; returns the facts of the encoder.
+def is_pooled(decoded: DecodedRequest, model: LoadedModel) -> bool:
+    """Whether embeddings are pooled here: those of spans, and those before the model's own normalisation.
 
     Raises:
         InvalidRequestError: The model has no token vectors, or an embedding is more than they pooled.
     """
-    encoder, name = model.encoder, f"model {model.name!r}"
+    encoder, name, has_spans = model.encoder, f"model {model.name!r}", decoded.spans is not None
+    normalises = encoder is not None and encoder.normalised
+    if not has_spans and (decoded.normalised is not False or not normalises):
+        return False
+    field, poolings = (SPANS, SPAN_POOLINGS) if has_spans else (NORMALISED, POOLINGS)
     if encoder is None or GraphKind.TOKENS not in model.manifest.graphs:
-        raise InvalidRequestError(SPANS, f"{name} is not a text encoder with token vectors")
+        raise InvalidRequestError(field, f"{name} is not a text encoder with token vectors")
     for pooling in encoder.pooling:
-        if pooling not in POOLINGS:
-            raise InvalidRequestError(SPANS, f"{name} pools by {pooling}; spans need {' or '.join(POOLINGS)}")
+        if pooling not in poolings:
+            rule = f"spans need {' or '.join(poolings)}" if has_spans else "its embeddings are normalised"
+            raise InvalidRequestError(field, f"{name} pools by {pooling}; {rule}")
     if model.manifest.config.get("dense"):
-        raise InvalidRequestError(SPANS, f"{name} has linear layers after pooling, which take whole texts")
-    return encoder
+        raise InvalidRequestError(field, f"{name} has further layers after pooling, which take whole texts")
+    return True
 
 
 def pool_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:
@@ -209,7 +210,7 @@ def pool_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -
 
 
 def pool(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:
-    """One vector for each span, as the model pools and normalises a whole sequence.
+    """One vector for each span, as the model pools a whole sequence, without its normalisation.
 
     Args:
         rows: Token vectors (T, d).
@@ -220,14 +221,7 @@ def pool(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:
         float32 (n, d times the number of poolings). Equal spans have equal vectors, whatever the others are.
     """
     parts = [POOLINGS[name](rows, spans) for name in encoder.pooling]
-    vectors = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    return _normalise(vectors) if encoder.normalised else vectors
-
-
-def _normalise(vectors: Array) -> Array:
-    """The vectors (..., d) with length 1."""
-    unit_vectors: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_NORM)
-    return unit_vectors
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
 def _linear(weights: Callable[[int], Array], power: float, rows: Array, spans: Array) -> Array:
@@ -249,11 +243,26 @@ def _linear(weights: Callable[[int], Array], power: float, rows: Array, spans: A
     return sums.astype(np.float32)
 
 
+def _largest(rows: Array, spans: Array) -> Array:
+    """The largest of each span's elements: (n, d)."""
+    return np.array([rows[first:last].max(axis=0) for first, last in spans], rows.dtype).reshape(
+        -1, rows.shape[1]
+    )
+
+
 # As model.encoder.pooling. The weight of a weighted mean is the position in the whole sequence, from 1.
-POOLINGS: Final[Mapping[str, Callable[[Array, Array], Array]]] = {
+Pooling: TypeAlias = Callable[[Array, Array], Array]
+SPAN_POOLINGS: Final[Mapping[str, Pooling]] = {
     "mean": partial(_linear, np.ones, 1),
     "mean_sqrt_length": partial(_linear, np.ones, 0.5),
     "weighted_mean": partial(_linear, lambda count: np.arange(1.0, count + 1), 1),
+}
+# Those of whole sequences.
+POOLINGS: Final[Mapping[str, Pooling]] = {
+    **SPAN_POOLINGS,
+    "cls": lambda rows, spans: rows[spans[:, 0]],
+    "last": lambda rows, spans: rows[spans[:, 1] - 1],
+    "max": _largest,
 }
 
 

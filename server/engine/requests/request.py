@@ -68,6 +68,7 @@ class Plan:
         required_bytes: Memory that a request takes in addition: its masks at one byte for each flag, the
             result, and the serialized reply.
         dimensions: Number of leading elements of each embedding; 0 for all.
+        normalises: Whether embeddings are normalised after the run.
         seconds: Sum of the expected durations of a run of each of its sequences alone.
         longest: The sequence whose run is expected to take longest.
     """
@@ -77,6 +78,7 @@ class Plan:
     sequences: tuple[SequencePlan, ...]
     required_bytes: int
     dimensions: int = 0
+    normalises: bool = False
     seconds: float = field(init=False)
     longest: SequencePlan = field(init=False)
 

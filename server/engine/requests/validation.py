@@ -17,7 +17,7 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.outputs import SPANS, check_selection, token_spans
+from attention_serving.server.engine.requests.outputs import SPANS, check_selection, is_pooled, token_spans
 from attention_serving.server.engine.requests.request import Plan, Request, split
 from attention_serving.server.engine.requests.tokenizer import TEXT, EncodedTexts, TextLimits
 from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged, SequencePlan
@@ -38,13 +38,17 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         InvalidRequestError: The request is wrong; names the field at fault.
         LimitExceededError: The request or its result would be too large.
     """
-    kind = _choose_graph(decoded, model)
+    pools, encoder = is_pooled(decoded, model), model.encoder
+    kind = _choose_graph(decoded, model, pools=pools)
     plans = [model.plan(kind, sizes) for sizes in _check_sequence_lengths(decoded, model, limits)]
     rows, lengths = dict[str, Array](), list[tuple[int, ...]]()
     for spec in model.inputs:
         ragged = _rows(spec, decoded, model)
         rows[spec.name] = ragged.rows
         lengths.append(ragged.lengths)
+    if pools and decoded.spans is None:
+        spans_of_all = np.array([(0, plan.lengths[0]) for plan in plans], np.int64)
+        decoded.spans = Ragged(spans_of_all, (1,) * len(plans))
     result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), plans)), 0
     if decoded.dimensions or decoded.head_selection or decoded.spans or decoded.offsets:
         result_bytes, work_bytes = check_selection(decoded, model, plans, result_bytes)
@@ -65,6 +69,9 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         sequences=tuple(plans),
         required_bytes=sum(map(attrgetter("nbytes"), masks)) + 2 * result_bytes + work_bytes,
         dimensions=decoded.dimensions,
+        normalises=encoder is not None
+        and (encoder.normalised if decoded.normalised is None else decoded.normalised)
+        and (pools or bool(decoded.dimensions) or not encoder.normalised),
     )
     validated = plan.make_request(model, rows, decoded.deadline, decoded.caller)
     spans = [] if decoded.spans is None else split(decoded.spans.rows, decoded.spans.lengths)
@@ -204,7 +211,7 @@ def text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     return TextLimits(limits.max_text_bytes, min(most, limits.max_sequence_length), tokens)
 
 
-def _choose_graph(decoded: DecodedRequest, model: LoadedModel) -> GraphKind:
+def _choose_graph(decoded: DecodedRequest, model: LoadedModel, *, pools: bool) -> GraphKind:
     """The cheapest graph that computes a sequence of the request. Modules may lack masks and weights."""
     graphs = model.manifest.graphs
     if decoded.mask is not None and GraphKind.MASK not in graphs:
@@ -217,7 +224,7 @@ def _choose_graph(decoded: DecodedRequest, model: LoadedModel) -> GraphKind:
         raise InvalidRequestError(RETURN_WEIGHTS, problem + shapes)
     if decoded.return_weights and GraphKind.WEIGHTS in graphs:
         return GraphKind.WEIGHTS
-    if (decoded.return_tokens or decoded.spans is not None) and GraphKind.TOKENS in graphs:
+    if (decoded.return_tokens or pools) and GraphKind.TOKENS in graphs:
         return GraphKind.TOKENS
     return GraphKind.PLAIN if decoded.mask is None else GraphKind.MASK
 

@@ -44,6 +44,7 @@ from attention_client._values import (
     EmbeddingInputs,
     FloatArray,
     InferResult,
+    OutputType,
     Ranking,
     ReturnWeights,
     TextInputs,
@@ -211,7 +212,7 @@ class AttentionClient(Connection):
         options = self._options(model, version, weights=return_weights)
         return self._answer(encode_tokens(options, TokenInputs(token_ids, mask, lengths)), timeout)
 
-    def embed(
+    def embed(  # noqa: PLR0913 - one parameter is one option
         self,
         model: str,
         inputs: EmbedInputs,
@@ -221,6 +222,8 @@ class AttentionClient(Connection):
         dimensions: int | None = None,
         truncate: bool | None = None,
         truncation_side: Side | None = None,
+        output_type: OutputType = "float32",
+        normalised: bool | None = None,
         spans: SpanList | SpanLists | None = None,
         timeout: float | None = None,
         version: Version = "",
@@ -241,6 +244,10 @@ class AttentionClient(Connection):
                 means the model's setting, and then texts that were cut raise a `TextTruncatedWarning`.
             truncation_side: Which end of a text that is cut loses tokens: "right", or "left", where the
                 prompt is; None means the model's setting.
+            output_type: "int8" and "uint8" return an integer for each element, by the range that `model(...)`
+                states; "ubinary" a bit, 1 above 0, packed as `numpy.packbits` packs them, and "binary" the
+                same less 128 as int8.
+            normalised: Whether embeddings have length 1; None means as the model has them.
             spans: Parts of the texts that get an embedding each, computed in the context of the whole text
                 (late chunking): pairs of the first and the exclusive last character, in characters of the
                 str. A list of pairs for one text, otherwise a list of such lists, one for each text and
@@ -251,8 +258,9 @@ class AttentionClient(Connection):
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
         Returns:
-            float32: (d,) for one text or sequence, otherwise (B, d). With spans, (n, d) for one text or
-            sequence with n of them, otherwise a list of (n_i, d).
+            float32, or integers of `output_type`: (d,) for one text or sequence, otherwise (B, d). With
+            spans, (n, d) for one text or sequence with n of them, otherwise a list of (n_i, d). Of bits, the
+            last axis has ceil(d / 8) bytes.
 
         Raises:
             InvalidArgumentError: An argument has a wrong type or value, or the server refuses it.
@@ -260,7 +268,9 @@ class AttentionClient(Connection):
                 another limit is exceeded.
             AttentionClientError: The call failed for another reason.
         """
-        embed = EmbeddingInputs(inputs, prompt, dimensions, truncate, input_kind, truncation_side)
+        embed = EmbeddingInputs(
+            inputs, prompt, dimensions, truncate, input_kind, truncation_side, output_type, normalised
+        )
         return self._answer(encode_embeddings(self._options(model, version), embed, spans), timeout)
 
     def rerank(
@@ -272,6 +282,7 @@ class AttentionClient(Connection):
         top_n: int | None = None,
         truncate: bool | None = None,
         truncation_side: Side | None = None,
+        raw_scores: bool = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> list[Ranking]:
@@ -289,6 +300,7 @@ class AttentionClient(Connection):
                 longer text first, and then both. None means the model's setting, and then pairs that were cut
                 raise a `TextTruncatedWarning`.
             truncation_side: As in `embed`; of a pair, both texts lose tokens at this end.
+            raw_scores: Whether scores are those before the model's activation (logits).
             timeout: Seconds for each request; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
@@ -299,7 +311,8 @@ class AttentionClient(Connection):
             AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version)
-        call = encode_rerank(options, query, texts, top_n, truncate=truncate, truncation_side=truncation_side)
+        text_options = {"truncate": truncate, "truncation_side": truncation_side}
+        call = encode_rerank(options, query, texts, top_n, raw_scores=raw_scores, **text_options)
         return self._answer(call, timeout)
 
     def classify(
@@ -310,6 +323,7 @@ class AttentionClient(Connection):
         *,
         truncate: bool | None = None,
         truncation_side: Side | None = None,
+        raw_scores: bool = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> FloatArray:
@@ -324,6 +338,7 @@ class AttentionClient(Connection):
             pairs: The second text of each pair: in the form of `texts`; None for single texts.
             truncate: As in `rerank`.
             truncation_side: As in `rerank`.
+            raw_scores: As in `rerank`.
             timeout: Seconds for each request; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
@@ -331,7 +346,8 @@ class AttentionClient(Connection):
             float32: (L,) for one text or pair, otherwise (B, L).
         """
         options = self._options(model, version)
-        call = encode_scores(options, texts, pairs, truncate=truncate, truncation_side=truncation_side)
+        text_options = {"truncate": truncate, "truncation_side": truncation_side}
+        call = encode_scores(options, texts, pairs, raw_scores=raw_scores, **text_options)
         return self._answer(call, timeout)
 
     def tokenize(

@@ -106,6 +106,7 @@ class EncoderInfo:
         default_prompt: Name of the prompt of requests that name none; empty for none.
         truncates: Whether long texts are cut unless a request says otherwise.
         truncation_side: Which end of a text that is cut loses tokens: "right" or "left".
+        quantisation_ranges: By number of elements, the absolute value that 127 stands for in int8; 1 without.
     """
 
     num_layers: int
@@ -116,6 +117,7 @@ class EncoderInfo:
     default_prompt: str
     truncates: bool
     truncation_side: str = "right"
+    quantisation_ranges: Mapping[int, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class ClassifierInfo:
         activation: What was applied to the logits: "sigmoid", "softmax" or "identity".
         truncates: Whether long texts are cut unless a request says otherwise.
         truncation_side: As `EncoderInfo.truncation_side`.
+        returns_raw_scores: Whether requests may ask for scores before the activation.
     """
 
     family: str
@@ -135,6 +138,7 @@ class ClassifierInfo:
     activation: str
     truncates: bool
     truncation_side: str = "right"
+    returns_raw_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,5 +233,6 @@ def _read(cls: type[_InfoT], message: Message, **values: Any) -> _InfoT:
         value = getattr(message, name)
         if name == "truncation_side":
             value = "left" if value == pb.TRUNCATION_SIDE_LEFT else "right"
-        values[name] = value if isinstance(value, str | int | float) else tuple(value)
+        is_plain = isinstance(value, str | int | float)
+        values[name] = value if is_plain else dict(value) if hasattr(value, "items") else tuple(value)
     return cls(**values)

@@ -23,6 +23,8 @@ Texts: TypeAlias = list[str] | tuple[str, ...] | Array
 Version: TypeAlias = int | str
 # The type in which real numbers are sent.
 Wire: TypeAlias = Literal["fp32", "fp16", "bf16"]
+# The type of embeddings, by the names of sentence-transformers.
+OutputType: TypeAlias = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 MAX_INDEX = 2**32 - 1
 MAX_VERSION = 2**63 - 1
 ArraysT = TypeVar("ArraysT", FloatArray, list[FloatArray])
@@ -145,6 +147,8 @@ class EmbeddingInputs:
     truncate: bool | None = None
     input_kind: str | None = None
     truncation_side: str | None = None
+    output_type: OutputType = "float32"
+    normalised: bool | None = None
 
 
 # The requests of one stream may differ in form, and so may its results.

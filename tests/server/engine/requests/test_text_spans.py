@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.encoder import EncoderFacts, shorten
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.model.config import POOLINGS as LIBRARY_POOLINGS
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests import outputs
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts
-from attention_serving.server.engine.types import Array, Ragged
+from attention_serving.server.engine.types import Array, DecodedRequest, Ragged
 from tests.server.samples import TEXT
 from tests.support.refusals import expect_refusal
 
@@ -75,14 +75,13 @@ def test_each_span_is_pooled_as_torch_pools_its_rows(name: str, spans: list[tupl
         np.testing.assert_allclose(vector, own(rows, start, end).numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_several_poolings_are_concatenated_and_then_normalised() -> None:
+def test_several_poolings_are_concatenated() -> None:
     rows = token_vectors()
     found = outputs.pool(rows, np.array([[2, 9]]), facts("mean", "mean_sqrt_length", normalised=True))[0]
-    zero_rows, span = np.zeros((3, WIDTH), np.float32), np.array([[0, 3]])
-    zeros = outputs.pool(zero_rows, span, facts("mean", normalised=True))
-    np.testing.assert_array_equal(zeros, np.zeros((1, WIDTH)))
     both = torch.cat([by_torch(name, rows, 2, 9) for name in ("mean", "mean_sqrt_length")])
-    np.testing.assert_allclose(found, F.normalize(both, dim=0).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found, both.numpy(), rtol=1e-5, atol=1e-6)
+    unit = shorten(np.stack([found, 0 * found]), 0, normalises=True)
+    np.testing.assert_allclose(unit, [F.normalize(both, dim=0).numpy(), 0 * found], rtol=1e-5, atol=1e-6)
 
 
 def test_small_rows_after_large_ones_keep_their_precision() -> None:
@@ -150,16 +149,22 @@ def with_pooling(model: LoadedModel, **changes: Any) -> LoadedModel:
     return dataclasses.replace(model, manifest=manifest.model_copy(update={"graphs": graphs, **changes}))
 
 
-def test_models_whose_spans_cannot_be_pooled_are_refused(text_model: LoadedModel) -> None:
-    assert {*LIBRARY_POOLINGS} == {*outputs.POOLINGS, "max", "cls", "last", "own"}
-    outputs.check_pooling(with_pooling(text_model, encoder=facts("mean"), config={"dense": []}))
-    for model, message in (
-        (text_model, "is not a text encoder with token vectors"),
-        (with_pooling(text_model, encoder=facts("mean", "cls")), "pools by cls; spans need mean or"),
-        (
-            with_pooling(text_model, encoder=facts("mean"), config={"dense": [{"d_in": WIDTH}]}),
-            "has linear layers after pooling",
-        ),
+@pytest.mark.parametrize("field", [outputs.SPANS, outputs.NORMALISED])
+def test_models_whose_embeddings_cannot_be_pooled_are_refused(text_model: LoadedModel, field: str) -> None:
+    assert {*LIBRARY_POOLINGS} == {*outputs.POOLINGS, "own"}
+    whole = DecodedRequest(normalised=False)
+    request = whole if field == outputs.NORMALISED else DecodedRequest(spans=ragged([[(0, 1)]]))
+    assert not outputs.is_pooled(whole, with_pooling(text_model, encoder=facts("own")))
+    for pooling in outputs.POOLINGS if request is whole else outputs.SPAN_POOLINGS:
+        model = with_pooling(text_model, encoder=facts(pooling, normalised=True), config={"dense": []})
+        assert outputs.is_pooled(request, model)
+    unpooled = "own" if request is whole else "cls"
+    dense, no_tokens = {"dense": [{"d_in": WIDTH}]}, dict(text_model.manifest.graphs)
+    for changes, message in (
+        ({"graphs": no_tokens}, "is not a text encoder with token vectors"),
+        ({"encoder": facts("mean", unpooled, normalised=True)}, f"pools by {unpooled}; "),
+        ({"config": dense}, "has further layers after pooling"),
     ):
-        with expect_refusal(f"spans: model '{TEXT}' {message}"):
-            outputs.check_pooling(model)
+        model = with_pooling(text_model, **{"encoder": facts("mean", normalised=True), **changes})
+        with expect_refusal(f"{field}: model '{TEXT}' {message}"):
+            outputs.is_pooled(request, model)

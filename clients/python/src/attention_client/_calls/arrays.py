@@ -28,6 +28,9 @@ _DTYPES: dict[pb.DataType.ValueType, np.dtype[Any]] = {
     pb.DATA_TYPE_FP32: WIRE_FLOAT,
     pb.DATA_TYPE_FP16: _FP16,
     pb.DATA_TYPE_BF16: _BF16_BITS,
+    pb.DATA_TYPE_INT8: np.dtype(np.int8),
+    pb.DATA_TYPE_UINT8: np.dtype(np.uint8),
+    pb.DATA_TYPE_BITS: np.dtype(np.uint8),
 }
 # NumPy lacks bfloat16, whose bits are the upper half of those of float32.
 _HALF_BITS = np.uint32(16)
@@ -151,15 +154,17 @@ def narrow(field: str, array: Array, wire: Wire) -> Array:
     return halves
 
 
-def widen(data_type: pb.DataType.ValueType, data: bytes) -> FloatArray:
-    """The float32 numbers of a response; a read-only view if they were sent as FP32.
+def widen(data_type: pb.DataType.ValueType, data: bytes) -> Array:
+    """The float32 numbers or 8-bit integers of a response; a read-only view unless they have 16 bits.
 
     Raises:
-        LookupError: The type is not FP32, FP16 or BF16.
+        LookupError: The type is none of these.
         ValueError: The bytes are not a whole number of elements.
     """
     dtype = _DTYPES[data_type]
     numbers = np.frombuffer(data, dtype)
+    if dtype.itemsize == 1:
+        return numbers
     if dtype != _BF16_BITS:
         return numbers.astype(WIRE_FLOAT, copy=False)
     return (numbers.astype(_BITS) << _HALF_BITS).view(WIRE_FLOAT)

@@ -23,6 +23,7 @@ from attention_client._calls.sequences import InputForm, integers, texts
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
     MAX_INDEX,
+    Array,
     Arrays,
     AttentionResult,
     EmbeddingInputs,
@@ -46,6 +47,14 @@ SpanList: TypeAlias = Sequence[tuple[int, int]] | NDArray[Any]
 SpanLists: TypeAlias = Sequence[SpanList] | NDArray[Any]
 Spans: TypeAlias = NDArray[np.int64]
 EmbedInputs: TypeAlias = str | Texts | Arrays
+# The types of embeddings on the wire; of float32 that of all real numbers.
+OUTPUT_TYPES: dict[str, pb.DataType.ValueType | None] = {
+    "float32": None,
+    "int8": pb.DATA_TYPE_INT8,
+    "uint8": pb.DATA_TYPE_UINT8,
+    "binary": pb.DATA_TYPE_BITS,
+    "ubinary": pb.DATA_TYPE_BITS,
+}
 
 
 class TextTruncatedWarning(UserWarning):
@@ -58,7 +67,7 @@ def encode_embeddings(
     spans: SpanList | SpanLists | None = None,
     *,
     warns: bool = True,
-) -> EncodedCall[FloatArray | list[FloatArray]]:
+) -> EncodedCall[Array | list[Array]]:
     """Encodes a call with texts or token ids, as one request or several.
 
     Args:
@@ -70,6 +79,8 @@ def encode_embeddings(
     Raises:
         InvalidArgumentError: An argument has a wrong type or value.
     """
+    if embed.output_type not in OUTPUT_TYPES:
+        raise invalid("output_type", f"one of {', '.join(OUTPUT_TYPES)}", repr(embed.output_type))
     form, items, unit = _read_inputs(embed)
     sizes = list(map(len, items))
     arrays = _read_spans(spans, sizes, unit, form)
@@ -78,8 +89,9 @@ def encode_embeddings(
         for part in _split(sizes, arrays)
     )
 
-    def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray | list[FloatArray]:
+    def decode(responses: Sequence[pb.AttendResponse]) -> Array | list[Array]:
         vectors = _decode(responses, requests, warns=warns and embed.truncate is None)
+        vectors = as_output_type(vectors, embed.output_type)
         if arrays is None:
             return vectors[0] if form is InputForm.SINGLE else vectors
         ends = accumulate(map(len, arrays), initial=0)
@@ -121,7 +133,7 @@ def encode_scores(
 def encode_rerank(
     options: RequestOptions, query: str, documents: Texts, top_n: int | None, **text_options: Any
 ) -> EncodedCall[list[Ranking]]:
-    """Encodes a call for the rankings of documents.
+    """Encodes a call for the rankings of documents. `text_options` are those of `fill_text_options`.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or value.
@@ -133,19 +145,19 @@ def encode_rerank(
     call = encode_scores(options, [query] * len(second), second, **text_options)
 
     def decode(responses: Sequence[pb.AttendResponse]) -> list[Ranking]:
-        scores = call.decoder(responses)
-        if (labels := scores.shape[1]) > 1:
+        rows = call.decoder(responses)
+        if (labels := rows.shape[1]) > 1:
             raise invalid("model", "a reranker, which has one label", f"a model with {labels} labels")
-        order = np.argsort(-scores[:, 0], kind="stable")[:most]
-        return [Ranking(int(index), float(scores[index, 0])) for index in order]
+        order = np.argsort(-rows[:, 0], kind="stable")[:most]
+        return [Ranking(int(index), float(rows[index, 0])) for index in order]
 
     return EncodedCall(call.requests, decode)
 
 
 def _decode(
     responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest], *, warns: bool
-) -> FloatArray:
-    """The embeddings or scores (n, d), float32, writable.
+) -> Array:
+    """The embeddings or scores (n, d), writable: float32, or integers as they were sent.
 
     Raises:
         ValueError: A response contradicts itself or its request.
@@ -162,10 +174,16 @@ def _decode(
         if request.embedding.HasField("spans"):
             expected = list(request.embedding.spans.lengths)
         flat = widen(vectors.data_type, vectors.data)
-        if list(vectors.lengths) != expected or flat.size != sum(expected) * vectors.width:
+        width = -(-vectors.width // 8) if vectors.data_type == pb.DATA_TYPE_BITS else vectors.width
+        if list(vectors.lengths) != expected or flat.size != sum(expected) * width:
             raise ValueError(f"it does not contain {sum(expected)} rows")
-        parts.append(flat.reshape(sum(expected), vectors.width))
-    return np.concatenate(parts).astype(np.float32)
+        parts.append(flat.reshape(sum(expected), width))
+    return np.concatenate(parts)
+
+
+def as_output_type(rows: Array, output_type: str) -> Array:
+    """Rows as they are on the wire in their type: "binary" is bytes less 128, as int8."""
+    return (rows ^ np.uint8(1 << 7)).view(np.int8) if output_type == "binary" else rows
 
 
 def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> EncodedCall[AttentionResult[Any]]:
@@ -248,6 +266,10 @@ def _request(
     """The request of some of the texts, or of the ids of some sequences."""
     request = request_of(options)
     request.embedding.SetInParent()
+    if (data_type := OUTPUT_TYPES[embed.output_type]) is not None:
+        request.output_data_type = data_type
+    if embed.normalised is not None:
+        request.embedding.normalised = bool(embed.normalised)
     if embed.dimensions is not None:
         request.embedding.dimensions = whole_number("dimensions", embed.dimensions, 1, 2**31 - 1)
     if spans is not None:

@@ -17,6 +17,7 @@ from attention_client._commands.arrays import (
 )
 from attention_client._commands.session import ModelName, ModelVersion, Session, option
 from attention_client._commands.tables import print_array, print_json, print_result, table, vectors_table
+from attention_client._values import OutputType
 
 INPUTS, OUTPUT = "Inputs", "Output"
 Array = Annotated[str | None, option(metavar="ARRAY", panel=INPUTS)]
@@ -141,6 +142,7 @@ def embed(
     prompt: Annotated[str | None, option(metavar="NAME", panel=INPUTS)] = None,
     dimensions: Annotated[int | None, option(metavar="N", panel=INPUTS, min=1)] = None,
     truncate: Annotated[bool | None, option("--truncate/--no-truncate", panel=INPUTS)] = None,
+    output_type: Annotated[OutputType, option(panel=OUTPUT)] = "float32",
     out: OutFile = None,
 ) -> None:
     """Compute one embedding for each text, with a text encoder.
@@ -150,18 +152,18 @@ def embed(
         prompt: Name of the prompt that is put before each text; empty for none.
         dimensions: Only the first N elements of each embedding.
         truncate: Cut texts with too many tokens, or refuse them.
+        output_type: Type of the elements.
         out: Write the embeddings (B, d) to this file (.npy, .npz, .json).
     """
     items = _read_items("TEXT", texts, file, read_texts)
-    result = session.client.embed(
-        model, items, prompt=prompt, dimensions=dimensions, truncate=truncate, version=version
-    )
+    options: dict[str, Any] = {"prompt": prompt, "dimensions": dimensions, "truncate": truncate}
+    result = session.client.embed(model, items, **options, output_type=output_type, version=version)
     if out is not None:
         write("--out", out, result)
     if session.json:
         print_json({"model_name": model, "embeddings": result.tolist() if out is None else str(out)})
     elif out is not None:
-        typer.echo(f"{out}: {result.shape} float32 from {model}")
+        typer.echo(f"{out}: {result.shape} {result.dtype} from {model}")
     else:
         typer.echo(vectors_table(items, result), nl=False)
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from attention_client import AttentionClientError
 from attention_client._commands.session import Session, option
 from attention_client._prove.judge import Judge
 from attention_client._prove.library import Library
@@ -70,8 +69,8 @@ def prove(
             result = Judge(server, library, tolerance).report
     except ModuleNotFoundError as error:
         result = _refuse(f"{error}; install attention-client with its extra 'prove'")
-    except (AttentionClientError, OSError, ValueError) as error:
-        result = _refuse(f"{url}: {error}")
+    except Exception as error:  # any other exit code would be a verdict
+        result = _refuse(f"{url}: {type(error).__name__}: {error}")
     if report:
         report.mkdir(parents=True, exist_ok=True)
         (report / "prove.json").write_text(json.dumps(result, indent=2) + "\n")

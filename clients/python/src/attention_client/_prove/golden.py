@@ -7,7 +7,7 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from attention_client import AttentionClient, AttentionClientError, InvalidArgumentError
+from attention_client import AttentionClient, AttentionClientError
 from attention_client._generated.inference import open_inference_pb2 as pb
 from attention_client._generated.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_client._values import Array
@@ -15,19 +15,23 @@ from attention_client.errors import from_rpc_error
 
 DATA_TYPES: Final = {"FP32": np.float32, "INT64": np.int64, "BOOL": np.bool_}
 NAMES: Final = {np.dtype(kind): name for name, kind in DATA_TYPES.items()}
+RATIO: Final = "ratio to the tolerance"
+# Inputs and outputs by their names.
+Case = tuple[dict[str, Array], dict[str, Array]]
 
 
 def replay(client: AttentionClient, folder: Path, model: str, timeout: float) -> dict[str, Any]:
     """The report: of each case of the plain graph, its largest error, and the ratio of it to the tolerance.
 
     Raises:
-        AttentionClientError: The server cannot be reached, or refuses every case; or there is none.
+        AttentionClientError: The server cannot be reached, or refuses a case; or there is none.
     """
     manifest = json.loads((folder / "manifest.json").read_text())
+    report: dict[str, Any] = {"model": model or manifest["name"], "tolerance": manifest["tolerance"]}
+    report["cases"] = cases = {}
     infer = GRPCInferenceServiceStub(client._channels[-1].channel).ModelInfer
-    results: dict[str, Any] = {}
     for index, (inputs, outputs) in _read_cases(folder, manifest).items():
-        request = pb.ModelInferRequest(model_name=model or manifest["name"])
+        request = pb.ModelInferRequest(model_name=report["model"])
         for name, array in inputs.items():
             request.inputs.add(name=name, datatype=NAMES[array.dtype], shape=array.shape)
             request.raw_input_contents.append(array.tobytes())
@@ -36,24 +40,18 @@ def replay(client: AttentionClient, folder: Path, model: str, timeout: float) ->
         try:
             response = infer(request, timeout=timeout, metadata=client._metadata)
         except grpc.RpcError as error:
-            if not isinstance(refusal := from_rpc_error(error), InvalidArgumentError):
-                raise refusal from error
-            results[index] = {"refused": str(refusal)}
-            continue
-        results[index] = _compare(response, outputs, manifest["tolerance"])
-    ratios = [case["ratio to the tolerance"] for case in results.values() if "refused" not in case]
+            raise from_rpc_error(error) from error
+        cases[index] = _compare(response, outputs, manifest["tolerance"])
+    ratios = [case[RATIO] for case in cases.values()]
     if not ratios:
-        raise AttentionClientError(f"no golden case of arrays was answered: {results}")
-    equal, refused = sum(ratio <= 1 for ratio in ratios), len(results) - len(ratios)
+        raise AttentionClientError(f"{folder} has no golden vectors that begin with arrays")
+    equal = sum(ratio <= 1 for ratio in ratios)
     verdict = f"equal: {equal} of {len(ratios)} cases; largest error {max(ratios):.2g} of the tolerance"
-    verdict = f"{'not ' if equal < len(ratios) else ''}{verdict}{f'; {refused} refused' if refused else ''}"
-    facts = {"model": model or manifest["name"], "tolerance": manifest["tolerance"]}
-    return {**facts, "cases": results, "status": int(equal < len(ratios)), "verdict": verdict}
+    status = int(equal < len(ratios))
+    return {**report, "status": status, "verdict": f"not {verdict}" if status else verdict}
 
 
-def _read_cases(
-    folder: Path, manifest: dict[str, Any]
-) -> dict[str, tuple[dict[str, Array], dict[str, Array]]]:
+def _read_cases(folder: Path, manifest: dict[str, Any]) -> dict[str, Case]:
     """Inputs and outputs of the cases of the plain graph that begin with arrays, not with a text."""
     if (path := folder / "golden.npz").is_file():  # of a deployment, which has this graph only
         arrays = {f"plain/{name}": array for name, array in np.load(path).items()}
@@ -61,7 +59,7 @@ def _read_cases(
         from safetensors.numpy import load_file  # noqa: PLC0415 - an extra
 
         arrays = load_file(folder / manifest["golden"])
-    cases: dict[str, tuple[dict[str, Array], dict[str, Array]]] = {}
+    cases: dict[str, Case] = {}
     for key, array in sorted(arrays.items()):
         graph, index, side, name = key.split("/")
         if graph == "plain":
@@ -69,24 +67,18 @@ def _read_cases(
     return {index: case for index, case in cases.items() if "text" not in case[0]}
 
 
-def _compare(
-    response: pb.ModelInferResponse, outputs: dict[str, Array], tolerance: dict[str, Any]
-) -> dict[str, Any]:
-    pairs = zip(response.outputs, response.raw_output_contents, strict=False)
-    rows: dict[str, Array] = {
-        o.name: np.frombuffer(content, DATA_TYPES[o.datatype]).reshape(o.shape) for o, content in pairs
-    }
+def _compare(response: pb.ModelInferResponse, outputs: dict[str, Array], tolerance: Any) -> dict[str, float]:
+    """The largest error of the outputs, infinite for one that is missing or has another shape."""
+    rows: dict[str, Array] = {}
+    for tensor, content in zip(response.outputs, response.raw_output_contents, strict=False):
+        rows[tensor.name] = np.frombuffer(content, DATA_TYPES[tensor.datatype]).reshape(tensor.shape)
     error = ratio = 0.0
     for name, expected in outputs.items():
         if name not in rows or rows[name].shape != expected.shape:
-            return {
-                "largest error": f"{name} is missing or of another shape",
-                "ratio to the tolerance": np.inf,
-            }
-        difference = np.abs(rows[name].astype(np.float64) - expected)
-        difference = np.where(
-            np.isnan(rows[name]) & np.isnan(expected), 0, np.nan_to_num(difference, nan=np.inf)
-        )
-        limits = tolerance["atol"] + tolerance["rtol"] * np.abs(np.nan_to_num(expected))
-        error, ratio = max(error, float(difference.max())), max(ratio, float((difference / limits).max()))
-    return {"largest error": error, "ratio to the tolerance": ratio}
+            return {"largest error": np.inf, RATIO: np.inf}
+        both = np.isnan(rows[name]) & np.isnan(expected)
+        differences = np.where(both, 0, np.abs(rows[name].astype(np.float64) - expected))
+        limits = tolerance["atol"] + tolerance["rtol"] * np.abs(np.where(both, 0, expected))
+        error = max(error, float(np.nan_to_num(differences, nan=np.inf).max()))
+        ratio = max(ratio, float(np.nan_to_num(differences / limits, nan=np.inf).max()))
+    return {"largest error": error, RATIO: ratio}

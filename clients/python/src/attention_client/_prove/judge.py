@@ -44,24 +44,30 @@ TOGETHER: Final[Mapping[str, Settings]] = {
 
 
 def differences(library: Library) -> dict[str, Settings]:
-    """What servers are known to do otherwise. What a model does anyway explains nothing."""
-    return {
-        **{f"pooling is {mode} rather than {library.pooling}": {"pooling": mode} for mode in POOLINGS},
-        "the prompt is missing": {"prompt": ""},
+    """What servers are known to do otherwise."""
+    prompts = {f"the prompt {name!r} is put before texts": text for name, text in library.prompts.items()}
+    changes: dict[str, Settings] = {
         **{
-            f"the prompt {name!r} is put before texts": {"prompt": text}
-            for name, text in library.prompts.items()
+            name: {"prompt": text}
+            for name, text in {"the prompt is missing": "", **prompts}.items()
+            if prompts
         },
-        f"embeddings are{' not' * library.normalised} normalised": {"normalised": not library.normalised},
         "special tokens are missing": {"add_special_tokens": False},
         "texts are in lower case": {"item": lambda item: (item[0].lower(), item[1].lower())},
         "the tokenizer's normaliser is missing": {"normalizer": None},
         "long texts are cut at their beginning": {"truncation_side": "left"},
-        "scores are logits, without the activation": {"activation": "Identity"},
-        "scores are those after a sigmoid": {"activation": "Sigmoid"},
-        "query and text are swapped": {"item": lambda item: item[::-1]},
-        "token types are missing": {"overwrite": ("Transformer", "token_type_ids", 0)},
     }
+    if library.scores:
+        return changes | {
+            "scores are logits, without the activation": {"activation": "Identity"},
+            "scores are those after a sigmoid": {"activation": "Sigmoid"},
+            "query and text are swapped": {"item": lambda item: item[::-1]},
+            "token types are missing": {"overwrite": ("Transformer", "token_type_ids", 0)},
+        }
+    modes = POOLINGS if library.pooling else ()
+    normalisation = f"embeddings are{' not' * library.normalised} normalised"
+    pooling = {f"pooling is {mode} rather than {library.pooling}": {"pooling": mode} for mode in modes}
+    return pooling | changes | {normalisation: {"normalised": not library.normalised}}
 
 
 class Judge:
@@ -116,7 +122,7 @@ class Judge:
         report["tokens"] |= {
             self._excerpt(index): str(self.tokens[index])[:EXCERPT] for index in wrong[:EXAMPLES]
         }
-        results = {index: ("different", "equal")[equal[index]] for index in judged}
+        results = {index: "equal" if equal[index] else "different" for index in judged}
         report["longest texts"] = {
             f"{len(self.ids[index])} tokens": results.get(index, "refused") for index in GRID
         }
@@ -130,7 +136,7 @@ class Judge:
         verdict = f"equal: {equal[judged].sum()} of {len(judged)} texts, alone and in batches"
         verdict += f"; {len(self.refusals)} refused" * bool(self.refusals)
         verdict += f"; largest difference {report['alone']['largest difference']:.1e}"
-        verdict += f", {report['alone']['cosines']}" if "cosines" in report["alone"] else ""
+        verdict += f", cosines {report['alone']['cosines']}" if "cosines" in report["alone"] else ""
         if causes := [*dict.fromkeys(self.causes)]:
             verdict = f"not {verdict}; likely cause: {', and '.join(causes)}"
         self.report = report | {"causes": causes, "status": int(bool(causes)), "verdict": verdict}
@@ -274,7 +280,7 @@ class Judge:
         figures: dict[str, Any] = {"equal": f"{equal.sum()} of {len(rows)}", "largest difference": largest}
         if not self.library.scores:
             angles, lengths = _cosines(rows, reference), np.linalg.norm(rows, axis=1)
-            figures["cosines"] = f"cosines from {angles.min():.6f}, {angles.mean():.6f} on average"
+            figures["cosines"] = f"from {angles.min():.6f}, {angles.mean():.6f} on average"
             figures["lengths of vectors"] = f"{lengths.min():.4g} to {lengths.max():.4g}"
         return figures
 

@@ -106,9 +106,11 @@ class HttpServer(GrpcServer):
         return None
 
     def choose_model(self) -> None:
-        """Without a name, takes the first of OpenAI's list."""
+        """Without a name, takes the first of OpenAI's list, or the one of TEI."""
         if self.protocol == "openai" and not self.model:
             self.model = self.call("/models")["data"][0]["id"]
+        if self.protocol == "tei":
+            self.model = self.call("/info")["model_id"]
 
     def embed(self, texts: list[str], prompt: str | None) -> Any:
         """The embeddings; those of TEI are normalised if the library's are."""

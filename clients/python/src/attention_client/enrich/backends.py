@@ -243,7 +243,13 @@ class ServerBackend:
         """A request as the client takes it."""
         options, query = self._options, list(request[Role.QUERY])
         if self.model.text_encoder is not None:
-            return EmbeddingInputs(query, options.prompt, options.dimensions, options.truncate)
+            return EmbeddingInputs(
+                query,
+                options.prompt,
+                options.dimensions,
+                options.truncate,
+                output_type=options.output_type or "float32",
+            )
         if isinstance(query[0], str):
             return TextInputs(query)
         if query[0].ndim == 1:

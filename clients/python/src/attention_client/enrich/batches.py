@@ -305,7 +305,7 @@ class Batch:
                 added = self._passage_lists()
             case _:
                 to_column = cells.pooled_column if self._plan.pooled else cells.vectors_column
-                added = [to_column(self._vectors, self._model.output_width)]
+                added = [to_column(self._vectors, self._model.output_width, self._model.dtype)]
                 if self._plan.options.weights:
                     added.append(cells.weights_column(self._weights))
         columns = [*map(self._table.column, self._plan.kept_columns), *added]
@@ -319,7 +319,8 @@ class Batch:
         schema, table = self._plan.output_schema, self._table
         kept = [table.column(index) for index in self._plan.kept_columns]
         # What one row of the result takes decides how many are made at a time.
-        size = sum(column.nbytes for column in kept) + table.num_rows * self._model.output_width * FLOAT_BYTES
+        row_bytes = self._model.output_width * self._model.dtype.itemsize
+        size = sum(column.nbytes for column in kept) + table.num_rows * row_bytes
         step = rows_per_batch(table.num_rows, size)
         for start in range(0, max(len(sequences), 1), step):
             part = sequences[start : start + step]
@@ -352,7 +353,7 @@ class Batch:
             for place, kind in enumerate(PASSAGE_TYPES.values())
         ]
         vectors = [None if index is None else self._vectors[index] for index in sequences]
-        return [*columns, cells.pooled_column(vectors, self._model.output_width)]
+        return [*columns, cells.pooled_column(vectors, self._model.output_width, self._model.dtype)]
 
 
 def _lengths(values: Sequence[Any]) -> Array:

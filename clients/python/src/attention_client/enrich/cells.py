@@ -165,9 +165,9 @@ def _is_number(data_type: pa.DataType | None) -> bool:
     return data_type is not None and bool(pa.types.is_floating(data_type) or pa.types.is_integer(data_type))
 
 
-def vectors_type(width: int, *, pooled: bool) -> pa.DataType:
+def vectors_type(width: int, dtype: np.dtype[Any], *, pooled: bool) -> pa.DataType:
     """The type of a column of context vectors: (T, d) for each row; (d,) if pooled."""
-    row = pa.list_(pa.float32(), width)
+    row = pa.list_(pa.from_numpy_dtype(dtype), width)
     return row if pooled else pa.list_(row)
 
 
@@ -176,20 +176,20 @@ def weights_type() -> pa.DataType:
     return pa.list_(pa.list_(pa.list_(pa.float32())))
 
 
-def vectors_column(rows: Sequence[Array | None], width: int) -> pa.Array:
+def vectors_column(rows: Sequence[Array | None], width: int, dtype: np.dtype[Any]) -> pa.Array:
     """(T, d) for each row; None becomes null."""
     present = [row for row in rows if row is not None]
-    flat = np.concatenate(present) if present else np.empty((0, width), np.float32)
-    values = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel(), pa.float32()), width)
+    flat = np.concatenate(present) if present else np.empty((0, width), dtype)
+    values = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), width)
     return list_column([None if row is None else len(row) for row in rows], values)
 
 
-def pooled_column(rows: Sequence[Array | None], width: int) -> pa.Array:
+def pooled_column(rows: Sequence[Array | None], width: int, dtype: np.dtype[Any]) -> pa.Array:
     """(d,) for each row; None becomes null."""
-    zeros = np.zeros(width, np.float32)
+    zeros = np.zeros(width, dtype)
     flat = np.concatenate([zeros if row is None else row for row in rows]) if rows else zeros[:0]
     nulls = pa.array([row is None for row in rows], pa.bool_())
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.float32()), width, mask=nulls)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), width, mask=nulls)
 
 
 def weights_column(rows: Sequence[Array | None]) -> pa.Array:

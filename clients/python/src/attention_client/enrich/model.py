@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from attention_client import ModelInfo
 from attention_client._values import Array
-from attention_client.enrich.cells import read_numbers
+from attention_client.enrich.cells import FLOAT32, read_numbers
 from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError
 from attention_client.enrich.tables import Location, locate, open_table, refuse_table_log
@@ -31,10 +32,12 @@ class JobModel(ModelInfo):
     Attributes:
         memory_rows: Key rows of the job's memory; 0 if the table has the key.
         output: Axes of the first output: (B, T, d), or (B, d) for a model that pools.
+        dtype: The type of its elements.
     """
 
     memory_rows: int
     output: Sequence[str | int]
+    dtype: np.dtype[Any] = FLOAT32
 
     @classmethod
     def read(cls, info: ModelInfo, options: EnrichOptions) -> tuple["JobModel", list[Array]]:

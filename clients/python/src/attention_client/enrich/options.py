@@ -6,8 +6,9 @@ from enum import StrEnum
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from attention_client._values import OutputType
 from attention_client.enrich.outcome import EnrichError, UsageError
 from attention_client.enrich.texts import TextTemplate
 
@@ -80,6 +81,8 @@ class EnrichOptions:
             model's own.
         dimensions: For text encoders: number of leading elements of each embedding, normalised again if the
             model normalises. Default: all.
+        output_type: For text encoders: type of the elements of embeddings, as of `AttentionClient.embed`:
+            float32 (the default), int8, uint8, binary or ubinary.
         truncate: For text encoders: cut texts with more tokens than the model takes, or refuse them. Default:
             the model's setting.
         passage_tokens: For text encoders: cut texts into passages of at most this many tokens, special tokens
@@ -105,6 +108,7 @@ class EnrichOptions:
     template: str | None = None
     prompt: str | None = None
     dimensions: int | None = None
+    output_type: OutputType | None = None
     truncate: bool | None = None
     passage_tokens: int | None = None
     passage_overlap: int | None = None
@@ -146,6 +150,7 @@ class EnrichOptions:
 
 MEMBERS: Mapping[str, type[StrEnum]] = {"pool": Pool, "on_error": OnError, "passages": PassageLayout}
 ALLOWED: dict[str, Iterable[str]] = {**dict(MEMBERS), "provider": ("cpu", "cuda"), "engine": ("ray",)}
+ALLOWED["output_type"] = get_args(OutputType)
 LEAST = {"max_errors": 0, "dimensions": 1, "passage_tokens": 1, "passage_overlap": 0}
 LEAST |= {"retry_seconds": 0, "workers": 1, "cores_per_worker": 1}
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from attention_client.enrich import cells
@@ -23,7 +24,7 @@ PASSAGE_TYPES = {"passage": pa.string(), "passage_start": pa.int32(), "passage_e
 LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
 # Options that change how a job runs and not its result.
 RUN_OPTIONS = ("tokenizer", "on_error", "max_errors", "resume", "overwrite", "progress")
-ENCODER_ONLY = ("prompt", "dimensions", "truncate", "passage_tokens")
+ENCODER_ONLY = ("prompt", "dimensions", "output_type", "truncate", "passage_tokens")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,10 @@ def make_plan(source: TableSource, model: JobModel, options: EnrichOptions) -> J
     _check_model(options, model)
     if options.dimensions is not None:
         model = replace(model, output=(*model.output[:-1], options.dimensions))
+    if (output_type := options.output_type) is not None:
+        width = -(-model.output_width // 8) if output_type.endswith("binary") else model.output_width
+        dtype = {"binary": "int8", "ubinary": "uint8"}.get(output_type, output_type)
+        model = replace(model, output=(*model.output[:-1], width), dtype=np.dtype(dtype))
     _check_columns(source.schema, model, options)
     name = options.output_column or ("context_vectors" if model.text_encoder is None else "embedding")
     fingerprint = _fingerprint(source, model, options)
@@ -185,7 +190,9 @@ def _check_columns(schema: pa.Schema, model: JobModel, options: EnrichOptions) -
 
 def _added_columns(model: JobModel, options: EnrichOptions, name: str) -> dict[str, pa.DataType]:
     """The new columns, of which `name` has the vectors."""
-    vectors = cells.vectors_type(model.output_width, pooled=model.pooled or options.pool is not Pool.NONE)
+    vectors = cells.vectors_type(
+        model.output_width, model.dtype, pooled=model.pooled or options.pool is not Pool.NONE
+    )
     match options.layout:
         case PassageLayout.ROWS:
             return {"source_row": pa.int64(), **PASSAGE_TYPES, name: vectors}
