@@ -40,7 +40,7 @@ FLAGS = {"preset": "a preset", "truncates": "--truncate", "examples": "--example
 OF_CHECKPOINTS = ("layout", "prefix", "heads", "causal", "cross", "rotary_theta")
 OF_ENCODERS = ("pooling", "dimensions", "truncates", "reference", "trust_remote_code")
 # By kind of source, the options that it takes, and those of other kinds that exclude it.
-TAKEN = {
+ALLOWED = {
     "onnx": ("golden", "masks"),
     "module": ("seed", "examples", "masks"),
     "encoder": OF_ENCODERS,
@@ -48,7 +48,7 @@ TAKEN = {
     "preset": ("seed",),
 }
 SOURCES = ("preset", "weights", "encoder", "onnx")
-EXCLUDED = dict.fromkeys(TAKEN, SOURCES) | {
+EXCLUDED = dict.fromkeys(ALLOWED, SOURCES) | {
     "onnx": (*SOURCES, "precision", "cosine", "dry_run"),
     "module": (*SOURCES, "cosine"),
 }
@@ -166,13 +166,14 @@ def export(
     if list_presets:
         _print_presets()
         return
-    given = _set_options(preset=preset, weights=weights, encoder=encoder, onnx=onnx, golden=golden, seed=seed)
-    given |= _set_options(examples=examples, masks=masks, layout=layout, prefix=prefix, heads=heads)
-    given |= _set_options(causal=causal, cross=cross, rotary_theta=rotary_theta, pooling=pooling)
-    given |= _set_options(dimensions=tuple(dimensions or ()), truncates=truncate, reference=reference)
-    given |= _set_options(trust_remote_code=trust_remote_code, cosine=cosine, dry_run=describe)
-    given |= {"precision": precision} if precision is not Precision.FP32 else {}
-    source = _source(given)
+    arguments = _set_options(preset=preset, weights=weights, encoder=encoder, onnx=onnx, golden=golden)
+    arguments |= _set_options(seed=seed, examples=examples, masks=masks, layout=layout, prefix=prefix)
+    arguments |= _set_options(heads=heads, causal=causal, cross=cross, rotary_theta=rotary_theta)
+    arguments |= _set_options(pooling=pooling, truncates=truncate, reference=reference, cosine=cosine)
+    arguments |= _set_options(dimensions=tuple(dimensions or ()), trust_remote_code=trust_remote_code)
+    arguments |= _set_options(dry_run=describe)
+    arguments |= {"precision": precision} if precision is not Precision.FP32 else {}
+    source = _source(arguments)
     if describe:
         with _report_failures():
             from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
@@ -202,18 +203,18 @@ def export(
         )
 
 
-def _source(given: Mapping[str, Any]) -> Source:
-    """What is exported by the options that are given."""
-    preset = given.get("preset", "")
-    kind = next((kind for kind in ("encoder", "weights") if kind in given), "preset")
-    kind = "onnx" if "onnx" in given else "module" if ":" in preset else kind
-    named, title = ("preset", preset) if kind == "module" else (kind, _flag(kind))
-    for name in given:
-        if name in NEEDS and name not in TAKEN[kind]:
+def _source(arguments: Mapping[str, Any]) -> Source:
+    """What is exported, by the options of the command line."""
+    preset = arguments.get("preset", "")
+    kind = next((kind for kind in ("encoder", "weights") if kind in arguments), "preset")
+    kind = "onnx" if "onnx" in arguments else "module" if ":" in preset else kind
+    key, title = ("preset", preset) if kind == "module" else (kind, _flag(kind))
+    for name in arguments:
+        if name in NEEDS and name not in ALLOWED[kind]:
             fail(f"{_flag(name)} needs {NEEDS[name]}")
-        if name in EXCLUDED[kind] and name != named:
+        if name in EXCLUDED[kind] and name != key:
             fail(f"{title} and {_flag(name)} exclude each other; give one of them")
-    options = {name: value for name, value in given.items() if name in TAKEN[kind]}
+    options = {name: value for name, value in arguments.items() if name in ALLOWED[kind]}
     if kind == "preset" and preset not in PRESETS:
         missing = "name a preset (--list shows them), or give --weights or --encoder"
         fail(f"preset {preset!r} does not exist; --list shows those that do" if preset else missing)
@@ -223,7 +224,7 @@ def _source(given: Mapping[str, Any]) -> Source:
         _check_checkpoint(options)
     if (pooling := options.get("pooling")) is not None and pooling not in POOLINGS:
         fail(f"--pooling {pooling!r} does not exist; give one of {', '.join(POOLINGS)}")
-    return Source(**{kind: given[named]}, options=options)
+    return Source(**{kind: arguments[key]}, options=options)
 
 
 def _set_options(**values: Any) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_serving.artifact.keys import PrivateKey, read_private_key
+from attention_serving.artifact.keys import read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.api import check_module, export_module, export_onnx
-from attention_serving.export.artifact import UNCHANGED, Progress, show, write_artifact
+from attention_serving.export.artifact import UNCHANGED, show, write_artifact
 from attention_serving.export.deployment.write import DeploymentTarget, check_target, write_target
 from attention_serving.export.encoder import classifier_spec, encoder_spec
 from attention_serving.export.errors import ExportError
@@ -148,6 +148,7 @@ def run(
             show(step)
 
     if source.module or source.onnx:
+        notes: Sequence[str] = ()
         usual = TOLERANCES[precision].model_dump()
         folder, manifest = _export(
             source,
@@ -161,9 +162,19 @@ def run(
             sign_key=sign_key,
             progress=progress,
         )
-        notes: Sequence[str] = ()
     else:
-        folder, manifest, notes = _write(source, model, out, precision, tolerances, replace, key, progress)
+        progress("weights")
+        spec, notes = load(source)
+        folder, manifest = write_artifact(
+            spec,
+            model,
+            out,
+            precision=precision,
+            tolerance=_tolerance(spec, precision, tolerances),
+            replace=replace,
+            sign_key=key,
+            progress=progress,
+        )
     for note in notes:
         console.print(note)
     _print_artifact(folder, manifest, unchanged=steps[-1] == UNCHANGED)
@@ -182,34 +193,11 @@ def _export(source: Source, *, precision: Precision, **arguments: Any) -> tuple[
     return export_module(module, precision=precision, **inputs, **arguments)
 
 
-def _write(
-    source: Source,
-    model: ModelId,
-    out: Path,
-    precision: Precision,
-    tolerances: Mapping[str, float],
-    replace: bool,  # noqa: FBT001 - passed on
-    key: PrivateKey | None,
-    progress: Progress,
-) -> tuple[Path, Manifest, Sequence[str]]:
-    progress("weights")
-    spec, notes = load(source)
+def _tolerance(spec: ExportSpec, precision: Precision, tolerances: Mapping[str, float]) -> Tolerance:
     if "cosine" in tolerances and spec.encoder is None:
         raise ValueError("--cosine needs a text encoder")
     # Differences replace the cosine of the precision.
-    update = {"cosine": None, **tolerances} if tolerances else {}
-    tolerance = spec.tolerances[precision].model_copy(update=update)
-    folder, manifest = write_artifact(
-        spec,
-        model,
-        out,
-        precision=precision,
-        tolerance=tolerance,
-        replace=replace,
-        sign_key=key,
-        progress=progress,
-    )
-    return folder, manifest, notes
+    return spec.tolerances[precision].model_copy(update={"cosine": None, **tolerances} if tolerances else {})
 
 
 def describe(source: Source) -> None:

@@ -76,8 +76,7 @@ def _compare(label: str, labels: Iterable[str], served: list[Array], eager: list
     console.print(table)
     error = max(FP32_TOLERANCE.error(*pair) for pair in pairs)
     agree = all(FP32_TOLERANCE.holds(*pair) for pair in pairs)
-    tolerance = f"{FP32_TOLERANCE.atol:g} + {FP32_TOLERANCE.rtol:g} x |value|"
-    console.print(f"largest difference {error:.2g}; {'within' if agree else 'MISSES'} {tolerance}\n")
+    console.print(f"largest difference {error:.2g}; {'within' if agree else 'MISSES'} {FP32_TOLERANCE}\n")
     return agree
 
 
