@@ -14,7 +14,6 @@ from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
 from attention_serving.artifact.encoder import EMBEDDING
-from attention_serving.protos.attention.v1.attention_pb2 import EmbeddingOptions
 from attention_serving.server.api.attention.requests import NAME_BY_ENUM, quantisation_range
 from attention_serving.server.api.attention.responses import describe
 from attention_serving.server.api.tensors import OutputPlaceholder
@@ -124,8 +123,8 @@ class LocalBackend:
         data_type: Any = OUTPUT_TYPES[output_type]
         if data_type is None:
             return vectors
-        name, options = NAME_BY_ENUM[data_type], EmbeddingOptions(dimensions=self._options.dimensions or 0)
-        largest = quantisation_range(options, name, self._model.model)
+        name = NAME_BY_ENUM[data_type]
+        largest = quantisation_range(self._model.model, name, self._options.dimensions or 0)
         parts = OutputPlaceholder(EMBEDDING, name, largest=largest).parts(vectors)
         return [as_output_type(part, output_type) for part in parts]
 

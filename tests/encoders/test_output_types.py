@@ -20,7 +20,6 @@ from sentence_transformers.util.quantization import quantize_embeddings
 
 from attention_serving.artifact.encoder import EMBEDDING
 from attention_serving.enrich import enrich
-from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.requests import quantisation_range
 from attention_serving.server.api.tensors import OutputPlaceholder
 from scripts.local_server import ServerProcess
@@ -125,9 +124,9 @@ def test_earlier_artifacts_and_nan_are_refused() -> None:
         for is_unit in (True, False)
     }
     for asked, is_unit in ((None, True), (True, True), (True, False)):
-        assert quantisation_range(pb.EmbeddingOptions(normalised=asked), "INT8", earlier[is_unit]) == 1.0
+        assert quantisation_range(earlier[is_unit], "INT8", normalised=asked) == 1.0
     with expect_refusal("output_data_type: INT8 needs a range of model 'a': export it again"):
-        quantisation_range(pb.EmbeddingOptions(), "INT8", earlier[False])
+        quantisation_range(earlier[False], "INT8")
     rows = [np.ones(4, np.float32), np.full(4, np.nan, np.float32)]
     with expect_refusal("output_data_type: is BITS, but embedding 1 contains NaN or infinity"):
         OutputPlaceholder(EMBEDDING, "BITS").parts(rows)

@@ -140,7 +140,9 @@ class Attend(InferenceMethod):
             prefix=prefix,
             datatype=datatype,
             first=first,
-            largest=requests.quantisation_range(message.embedding, datatype, model),
+            largest=requests.quantisation_range(
+                model, datatype, decoded.dimensions, normalised=decoded.normalised
+            ),
             weights_name=weights,
         )
         return decoded, ReplyTemplate(encode)

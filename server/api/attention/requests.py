@@ -80,8 +80,16 @@ def output_type(message: pb.AttendRequest) -> str:
     return datatype
 
 
-def quantisation_range(embedding: pb.EmbeddingOptions, datatype: str, model: LoadedModel) -> float:
-    """The absolute value that the largest integer of quantised embeddings stands for.
+def quantisation_range(
+    model: LoadedModel, datatype: str, dimensions: int = 0, *, normalised: bool | None = None
+) -> float:
+    """The absolute value that the largest integer of quantised embeddings stands for; otherwise 1.
+
+    Args:
+        model: The model.
+        datatype: The type of the embeddings.
+        dimensions: Number of their elements; 0 for all.
+        normalised: Whether they have length 1; None for what the model returns.
 
     Raises:
         InvalidRequestError: The model has none for them.
@@ -89,10 +97,10 @@ def quantisation_range(embedding: pb.EmbeddingOptions, datatype: str, model: Loa
     encoder = model.encoder
     if encoder is None or datatype not in ("INT8", "UINT8"):
         return 1.0
-    is_normalised = embedding.normalised if embedding.HasField("normalised") else encoder.normalised
+    is_normalised = encoder.normalised if normalised is None else normalised
     ranges = encoder.quantisation_ranges if is_normalised == encoder.normalised else {}
     if ranges or is_normalised:
-        return ranges.get(embedding.dimensions or encoder.embedding_width, 1.0)
+        return ranges.get(dimensions or encoder.embedding_width, 1.0)
     problem = "embeddings before its normalisation have none" if encoder.normalised else "export it again"
     raise InvalidRequestError(
         "output_data_type", f"{datatype} needs a range of model {model.name!r}: {problem}"
