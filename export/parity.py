@@ -385,12 +385,10 @@ def nearest_overlaps(texts: Sequence[GoldenCase], facts: EncoderFacts) -> dict[s
     """
     rows = np.concatenate([case.outputs[EMBEDDING] for case in texts])
     largest = facts.quantisation_ranges[facts.embedding_width]
-    candidates = {name: quantise(rows, name, largest).astype(np.float64) for name in ("INT8", "UINT8")}
+    integers = quantise(rows, "INT8", largest).astype(np.float64)
     # The product of two rows of signs is their width minus two times the distance.
-    candidates["BITS"] = np.where(rows > 0, 1.0, -1.0)
-    exact = _nearest(rows)
-    overlaps = {name: (exact & _nearest(integers)).sum() for name, integers in candidates.items()}
-    return {name.lower(): float(overlap / len(rows)) for name, overlap in overlaps.items()}
+    candidates, exact = {"int8": integers, "bits": np.where(rows > 0, 1.0, -1.0)}, _nearest(rows)
+    return {name: float((exact & _nearest(quantised)).sum() / len(rows)) for name, quantised in candidates.items()}
 
 
 def _nearest(rows: NDArray[Any]) -> NDArray[np.bool_]:

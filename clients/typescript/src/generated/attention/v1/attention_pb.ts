@@ -1616,7 +1616,8 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
   /**
    * By number of elements of an embedding, the absolute value m that 127 stands for
    * in embeddings of the type INT8: round(127 x / m), clipped to -127..127. UINT8 is
-   * the same plus 128. 1 if a request asks for `normalised` itself, or if there is none.
+   * the same plus 128. m is 1 if there is none, or if a request normalises embeddings
+   * that the model does not.
    *
    * @generated from field: map<uint32, double> quantisation_ranges = 9;
    */
