@@ -388,7 +388,8 @@ def nearest_overlaps(texts: Sequence[GoldenCase], facts: EncoderFacts) -> dict[s
     integers = quantise(rows, "INT8", largest).astype(np.float64)
     # The product of two rows of signs is their width minus two times the distance.
     candidates, exact = {"int8": integers, "bits": np.where(rows > 0, 1.0, -1.0)}, _nearest(rows)
-    return {name: float((exact & _nearest(quantised)).sum() / len(rows)) for name, quantised in candidates.items()}
+    overlaps = {name: (exact & _nearest(quantised)).sum() for name, quantised in candidates.items()}
+    return {name: float(overlap / len(rows)) for name, overlap in overlaps.items()}
 
 
 def _nearest(rows: NDArray[Any]) -> NDArray[np.bool_]:
