@@ -104,7 +104,7 @@ class Models(Section):
     load_model: str = ""
     """Models to load at startup with model_control explicit: names separated by commas, or * for all. Those
     that were loaded when the last server of the repository stopped are added."""
-    alias: Annotated[dict[str, str], BeforeValidator(read_aliases)] = Field(default_factory=dict)
+    alias: Annotated[dict[str, str], BeforeValidator(read_aliases)] = {}
     """Further names of models, as NAME=MODEL, separated by commas, or as a table in a TOML file; can be
     repeated. They take precedence over the aliases of artifacts, and a model's own name over both."""
     model_id: str = ""

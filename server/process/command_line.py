@@ -99,7 +99,7 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
 
 def shown_default(option: FieldInfo) -> str | None:
     """The default of an option, as it is typed; None if there is none."""
-    value = option.get_default(call_default_factory=True)
+    value = option.get_default()
     if option.is_required() or value in (None, "", {}):
         return None
     if isinstance(value, ByteSize):
