@@ -243,7 +243,7 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _check_aliases(self) -> Self:
-        check_aliases(self.aliases, self.name)
+        check_aliases(self.aliases, [self.name])
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """The name and version of a model, which are the names of the folders of an artifact."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,16 +17,18 @@ def is_model_name(text: str) -> bool:
     return re.fullmatch(NAME_PATTERN, text) is not None
 
 
-def check_aliases(aliases: Sequence[str], name: str) -> None:
-    """Checks the aliases of a model.
+def check_aliases(aliases: Iterable[str], models: Iterable[str]) -> None:
+    """Checks the aliases of some models.
 
     Raises:
-        ValueError: One is not an alias, occurs twice, or is the name of the model.
+        ValueError: One is not an alias, occurs twice, or is the name of one of the models.
     """
-    for at, alias in enumerate(aliases):
-        if not re.fullmatch(ALIAS_PATTERN, alias) or alias in (name, *aliases[:at]):
+    names = set(models)
+    for alias in aliases:
+        if not re.fullmatch(ALIAS_PATTERN, alias) or alias in names:
             rule = f"must match {ALIAS_PATTERN}, and differ from the model's name and other aliases"
             raise ValueError(f"alias {alias[:MAX_ALIAS]!r}: {rule}")
+        names.add(alias)
 
 
 def is_version(text: str) -> bool:
@@ -52,7 +54,7 @@ class ModelId:
             raise ValueError(f"name={self.name!r}: must match {NAME_PATTERN}")
         if type(self.version) is not int or not is_version(str(self.version)):
             raise ValueError(f"version={self.version!r}: must be a positive integer, at most {MAX_VERSION}")
-        check_aliases(self.aliases, self.name)
+        check_aliases(self.aliases, [self.name])
 
     def folder(self, repository: Path) -> Path:
         """The folder of this version in a repository."""

@@ -56,10 +56,8 @@ def sign_artifact(folder: Path, key: PrivateKey, provider: ProofProvider = Proof
     manifest.verify_files(folder)
     if manifest.tokenizer is not None:
         inputs = manifest.graphs[GraphKind.PLAIN].inputs
-        tokenizer, names = (
-            Tokenizer.from_file(str(folder / manifest.tokenizer)),
-            [spec.name for spec in inputs],
-        )
+        tokenizer = Tokenizer.from_file(str(folder / manifest.tokenizer))
+        names = [spec.name for spec in inputs]
         most = manifest.max_lengths.get(str(inputs[0].axes[1]))
         encode = token_inputs(tokenizer, names, most, manifest.truncation_side)
     cases = golden_cases(folder, manifest, encode)

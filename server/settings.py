@@ -67,8 +67,8 @@ def read_aliases(value: Any) -> Any:
         if isinstance(value, dict)
         else [pair.strip().partition("=")[::2] for pair in value.split(",") if pair.strip()]
     )
+    check_aliases([alias for alias, _ in pairs], [str(model) for _, model in pairs])
     for alias, model in pairs:
-        check_aliases([name for name, _ in pairs], model)
         if not is_model_name(str(model)):
             raise ValueError(f"{alias}={model}: the name of the model must match {NAME_PATTERN}")
     return dict(pairs)

@@ -4,7 +4,7 @@ Who calls, and the right for the method, are checked before: see `server.api.adm
 is checked here, once the request has named it, before anyone looks for the model.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -36,6 +36,13 @@ N = TypeVar("N", bound=Model | IndexEntry)
 # How many requests and replies a call has: one and one; one reply for each request, in the order of the
 # requests; one request and any number of replies; any number of requests and one reply to all.
 CallKind: TypeAlias = Literal["unary", "ordered stream", "server stream", "client stream"]
+# By whether a method of a contract takes a stream, and whether it answers with one.
+CALL_KINDS: Mapping[tuple[bool, bool], CallKind] = {
+    (False, False): "unary",
+    (False, True): "server stream",
+    (True, False): "client stream",
+    (True, True): "ordered stream",
+}
 ModelKind: TypeAlias = Literal["encoder", "classifier"]
 
 
@@ -92,7 +99,7 @@ def control_methods(
     methods = {}
     for name, handle in handlers.items():
         rpc = service.methods_by_name[name]
-        kind = "ordered stream" if rpc.client_streaming else "unary"
+        kind = CALL_KINDS[rpc.client_streaming, rpc.server_streaming]
         parse_message, path = GetMessageClass(rpc.input_type).FromString, f"/{service.full_name}/{name}"
         methods[path] = control_method(parse_message, handle, kind=kind, is_counted=is_counted, right=right)
     return methods

@@ -30,11 +30,6 @@ T = TypeVar("T")
 SERVICES = tuple(tei.DESCRIPTOR.services_by_name.values())
 # The key of metadata that names the model of a request.
 MODEL_ID = "model-id"
-KINDS: dict[tuple[bool, bool], method.CallKind] = {
-    (True, True): "ordered stream",
-    (True, False): "client stream",
-}
-KINDS[False, False] = "unary"
 # By precision of a model, and by number of labels up to 2, as TEI calls them.
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 MODEL_TYPES = tei.MODEL_TYPE_EMBEDDING, tei.MODEL_TYPE_RERANKER, tei.MODEL_TYPE_CLASSIFIER
@@ -139,7 +134,7 @@ def methods(
     rpcs = [rpc for service in SERVICES for rpc in service.methods if rpc.name != "Info"]
     return method.control_methods(SERVICES[0], Right.INFER, Info=info) | {
         f"/{rpc.containing_service.full_name}/{rpc.name}": Method(
-            kind=KINDS[rpc.client_streaming, rpc.server_streaming],
+            kind=method.CALL_KINDS[rpc.client_streaming, rpc.server_streaming],
             handle=Translated(rpc, engine, threads, targets).handle,
             **options,
         )

@@ -18,13 +18,13 @@ from attention_serving.server.api import schemas, wire
 from attention_serving.server.api.open_inference.requests import BYTES, split_bytes, values_of
 from attention_serving.server.api.schemas import NOT_FINITE, ContextRequest, InferenceRequest, InputTensor
 from attention_serving.server.api.tensors import DTYPE_BY_NAME
+from attention_serving.server.api.text_bodies import SERVICE
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
 from attention_serving.server.http.connection import HttpError, HttpRequest, Reply, run
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-SERVICE = attention_pb2.DESCRIPTOR.services_by_name["AttentionService"].full_name
 PUT, APPEND = f"/{SERVICE}/PutContext", f"/{SERVICE}/AppendContext"
 HEADER_LENGTH, BINARY_MEDIA_TYPE = "inference-header-content-length", "application/octet-stream"
 # Parameters that say how HTTP carries tensors. They are not passed on.

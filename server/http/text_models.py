@@ -11,9 +11,9 @@ from attention_serving.server import NAME
 from attention_serving.server.api import schemas, text_bodies
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.http.connection import HttpError, HttpRequest, Reply, run
-from attention_serving.server.http.infer import INFER, SERVICE
+from attention_serving.server.http.infer import INFER
 
-LIST_MODELS, INFO = f"/{SERVICE}/ListModels", "/tei.v1.Info/Info"
+LIST_MODELS, INFO = f"/{text_bodies.SERVICE}/ListModels", "/tei.v1.Info/Info"
 # The header that names the model of a request.
 MODEL_HEADER = "model-id"
 # A header of replies: the digest of the model, which their forms have no member for.

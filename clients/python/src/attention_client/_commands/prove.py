@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from attention_client._commands.session import Session, option
-from attention_client._prove.judge import Judge
 from attention_client._prove.library import Library
-from attention_client._prove.servers import GrpcServer, HttpServer
+from attention_client._prove.servers import GrpcServer, HttpServer, Server
 
 SERVER, OPTIONS = "Server: one of them", "Options"
 NOT_JUDGED = 2
@@ -62,8 +61,10 @@ def prove(
 
             result = replay(session.client, artifact, model, session.timeout)
         elif folder:
+            from attention_client._prove.judge import Judge  # noqa: PLC0415 - reads the texts
+
             library = Library(folder)
-            server = GrpcServer(session.client, model)
+            server: Server = GrpcServer(session.client, model)
             if not grpc:
                 server = HttpServer(kind, url, model, session.token, session.timeout, library)
             result = Judge(server, library, tolerance).report

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attention_client import AttentionClientError, InvalidArgumentError
 from attention_client._prove.library import Item, Library, Settings
-from attention_client._prove.servers import GrpcServer, ask
+from attention_client._prove.servers import Server, ask
 from attention_client._values import Array
 
 TEXTS: Final[list[str]] = loads(files("attention_client").joinpath("_reference_texts.json").read_bytes())
@@ -77,7 +77,7 @@ class Judge:
         AttentionClientError: The server cannot be judged: it cannot be reached, or refuses every text.
     """
 
-    def __init__(self, server: GrpcServer, library: Library, tolerance: float) -> None:
+    def __init__(self, server: Server, library: Library, tolerance: float) -> None:
         server.choose_model()
         self.server, self.library, self.tolerance = server, library, tolerance
         self.items = make_items(library)

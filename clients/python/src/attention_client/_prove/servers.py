@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from http.client import HTTPException
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -71,8 +71,10 @@ class GrpcServer:
         return [*names]
 
 
-class HttpServer(GrpcServer):
-    """A server that speaks the protocol `openai`, `tei` or `cohere`, with the same methods."""
+class HttpServer:
+    """A server of the protocol `openai`, `tei` or `cohere`; attributes and methods are those of `GrpcServer`."""
+
+    tokens: int | None = None
 
     def __init__(
         self, protocol: str, url: str, model: str, token: str, timeout: float, library: Library
@@ -149,9 +151,10 @@ class HttpServer(GrpcServer):
         return [name for name in names if name in allowed]
 
 
-def ask(
-    server: GrpcServer, query: str, texts: list[str], prompt: str | None = None, *, scores: bool
-) -> Array:
+Server: TypeAlias = GrpcServer | HttpServer
+
+
+def ask(server: Server, query: str, texts: list[str], prompt: str | None = None, *, scores: bool) -> Array:
     """The rows of one answer, float64 (B, d).
 
     Raises:
