@@ -72,7 +72,7 @@ class GrpcServer:
 
 
 class HttpServer:
-    """A server of the protocol `openai`, `tei` or `cohere`; attributes and methods are those of `GrpcServer`."""
+    """A server of the protocol `openai`, `tei` or `cohere`, with all that `GrpcServer` has."""
 
     tokens: int | None = None
 
