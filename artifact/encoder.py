@@ -1,7 +1,10 @@
-"""What the manifest of a text encoder or text classifier states beside its graphs."""
+"""What the manifest of a text encoder or text classifier states beside its graphs.
+
+A text encoder has up to three heads: dense embeddings, sparse embeddings and token vectors.
+"""
 
 from collections.abc import Container, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +16,56 @@ EMBEDDING = "embedding"
 CONTEXT_VECTORS = "context_vectors"
 ATTENTION_WEIGHTS = "attention_weights"
 SCORES, LOGITS = "scores", "logits"
+# Sparse embeddings, one way or the other: a weight of each token id (B, V), most of which are 0; or a weight
+# of each token (B, T), of which each token id has the largest.
+SPARSE_EMBEDDING = "sparse_embedding"
+TOKEN_WEIGHTS = "token_weights"  # noqa: S105 - the name of an output
 # The types of integers that embeddings are quantised to, and what INT8 has in place of the largest value.
 QUANTISED: Final[Mapping[str, type[Any]]] = {"INT8": np.int8, "UINT8": np.uint8, "BITS": np.uint8}
 LARGEST_INTEGER: Final = 127
 LEAST_NORM: Final = 1e-12
+
+
+# A number that may be 0.
+Whole: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class SparseFacts(Record):
+    """The sparse embeddings of a text encoder: weights of token ids."""
+
+    width: Size
+    """Exclusive upper bound of the token ids."""
+    max_active: Whole = 0
+    """Largest number of weights of a text, of which the largest stay; 0 for no bound. Graphs do not apply
+    it."""
+    hidden_ids: tuple[Whole, ...] = ()
+    """Token ids without weights, such as those of special tokens."""
+
+
+class LateInteractionFacts(Record):
+    """How a multi-vector encoder compares texts: by all vectors of their tokens."""
+
+    similarity: Literal["maxsim", "meanmaxsim"]
+    """The sum or the mean, over the token vectors of a query, of the largest dot product with a token vector
+    of the document."""
+    skipped_ids: tuple[Whole, ...] = ()
+    """Token ids without vectors, such as those of punctuation."""
+    skipped_kinds: tuple[Literal["query", "document"], ...] = ("document",)
+    """The kinds of texts that they are skipped in. Texts that are not queries are documents."""
+    skips_first: bool = False
+    """Whether the first token has no vector, in texts of any kind."""
+
+
+class QueryFacts(Record):
+    """How queries become token ids, where that is different from other texts."""
+
+    adds_special: bool = True
+    """Whether special tokens are added."""
+    expansion_id: Whole = 0
+    """The token id that is added to queries with fewer tokens than `expanded_length`. The first id beyond the
+    vocabulary stands for a token that others do not attend to."""
+    expanded_length: Whole = 0
+    """See `expansion_id`; 0 if nothing is added."""
 
 
 class EncoderFacts(Record):
@@ -28,12 +77,12 @@ class EncoderFacts(Record):
     """Number of layers."""
     width: Size
     """Width of a token vector."""
-    embedding_width: Size
-    """Width of an embedding."""
+    embedding_width: Whole
+    """Width of a dense embedding; 0 if it has none."""
     row_elements: Size
     """Elements that a run holds at a time for each token, attention scores excluded."""
     pooling: tuple[str, ...]
-    """How an embedding is made of the token vectors."""
+    """How a dense embedding is made of the token vectors; empty if it has none."""
     normalised: bool
     """Whether embeddings have length 1."""
     dimensions: tuple[Size, ...] = ()
@@ -50,6 +99,14 @@ class EncoderFacts(Record):
     quantisation_ranges: dict[Size, PositiveFloat] = Field(default_factory=dict)
     """By number of elements, the largest absolute value of the embeddings of the proof's texts. Empty in
     earlier manifests, and without a reference."""
+    sparse: SparseFacts | None = None
+    """For encoders with sparse embeddings."""
+    late_interaction: LateInteractionFacts | None = None
+    """For multi-vector encoders."""
+    query: QueryFacts = QueryFacts()
+    """How queries become token ids."""
+    token_limits: dict[Literal["query", "document"], Size] = Field(default_factory=dict)
+    """By kind of texts, the largest number of tokens, if it is below that of the model."""
 
 
 class ClassifierFacts(Record):
@@ -67,6 +124,10 @@ class ClassifierFacts(Record):
     """As `EncoderFacts.truncation_side`."""
     row_elements: Size = 1
     """As `EncoderFacts.row_elements`."""
+    prompts: dict[str, str] = Field(default_factory=dict)
+    """Of causal rerankers: instructions that a request may choose, by name."""
+    default_prompt: str = ""
+    """As `EncoderFacts.default_prompt`."""
 
 
 def tolerance_of(output: str, outputs: Container[str], tolerance: Tolerance) -> Tolerance:

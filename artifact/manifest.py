@@ -65,7 +65,12 @@ class GraphKind(StrEnum):
     """
     TOKENS = "tokens"
     """Of a text encoder: takes `key_lengths`, and also returns `context_vectors` (B, T, d), a vector for each
-    token. The graphs `plain` and `lengths` of a text encoder return `embedding` (B, d) only."""
+    token, and `token_weights` (B, T) if it has them. The graphs `plain` and `lengths` return `embedding`
+    (B, d) only; those of an encoder without dense embeddings return its only head: `sparse_embedding` (B, V),
+    or `context_vectors`."""
+    QUERY = "query"
+    """Of a text encoder that computes queries in another way than documents: takes their token ids, and
+    returns `token_weights` (B, T)."""
     BLOCKS = "blocks"
     """As `plain` for long sequences: attends in blocks of `block_rows` query rows (int64 scalar), so that its
     memory grows with the length and not with its square. Absent if a graph cannot be computed in blocks."""
@@ -84,7 +89,9 @@ class GraphKind(StrEnum):
 
 OF_CONTEXTS = (GraphKind.PROJECT, GraphKind.CONTEXT, GraphKind.CONTEXT_WEIGHTS)
 """The graphs of stored contexts, which modules that take text lack."""
-TEXT_ATTENTION_GRAPHS = tuple(kind for kind in GraphKind if kind not in (GraphKind.TOKENS, *OF_CONTEXTS))
+OF_ENCODERS = (GraphKind.TOKENS, GraphKind.QUERY)
+"""The graphs that only text encoders have."""
+TEXT_ATTENTION_GRAPHS = tuple(kind for kind in GraphKind if kind not in (*OF_ENCODERS, *OF_CONTEXTS))
 """The graphs of an attention module that takes text."""
 ATTENTION_GRAPHS = (*TEXT_ATTENTION_GRAPHS, *OF_CONTEXTS)
 """The graphs of any other attention module."""

@@ -24,6 +24,8 @@ Text: TypeAlias = str | bytes | memoryview
 BITS_PER_BYTE = 8
 # Bytes that a context takes in addition to its tensors.
 CONTEXT_BYTES = 32 << 10
+# The tensors of stored documents: their token vectors (sum of lengths, d), and the lengths (documents,).
+DOCUMENT_VECTORS, DOCUMENT_LENGTHS = "document_vectors", "document_lengths"
 
 
 @dataclass(eq=False, slots=True)
@@ -200,6 +202,11 @@ class Context:
     def rows(self) -> int:
         """Number of rows that may be attended to, Tk."""
         return int(self.tensors[KEY_POSITIONS].shape[1])
+
+    @property
+    def documents(self) -> int:
+        """Number of documents, of a multi-vector encoder."""
+        return len(self.tensors.get(DOCUMENT_LENGTHS, ()))
 
 
 @dataclass(eq=False, slots=True)

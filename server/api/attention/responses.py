@@ -159,7 +159,15 @@ def describe(model: Model, aliases: Iterable[str] = ()) -> pb.Model:
         digest=model.digest,
         text_encoder=None
         if encoder is None
-        else copy_fields(encoder, pb.TextEncoder, num_layers=encoder.layers, truncation_side=side),
+        else copy_fields(
+            encoder,
+            pb.TextEncoder,
+            num_layers=encoder.layers,
+            truncation_side=side,
+            sparse_width=0 if encoder.sparse is None else encoder.sparse.width,
+            similarity="" if encoder.late_interaction is None else encoder.late_interaction.similarity,
+            has_token_vectors=CONTEXT_VECTORS in model.outputs,
+        ),
         text_classifier=None
         if classifier is None
         else copy_fields(classifier, pb.TextClassifier, truncation_side=side, returns_raw_scores=is_raw),

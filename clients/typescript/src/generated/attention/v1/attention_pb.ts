@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file attention/v1/attention.proto.
  */
 export const file_attention_v1_attention: GenFile = /*@__PURE__*/
-  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMigAIKDVRleHRTZXF1ZW5jZXMSDQoFdGV4dHMYASADKAkSEwoGcHJvbXB0GAIgASgJSACIAQESFQoIdHJ1bmNhdGUYAyABKAhIAYgBARINCgVwYWlycxgEIAMoCRIVCg1yZXR1cm5fbGFiZWxzGAUgASgIEjUKD3RydW5jYXRpb25fc2lkZRgGIAEoDjIcLmF0dGVudGlvbi52MS5UcnVuY2F0aW9uU2lkZRIrCgppbnB1dF9raW5kGAcgASgOMhcuYXR0ZW50aW9uLnYxLklucHV0S2luZBISCgpyYXdfc2NvcmVzGAggASgIQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlInoKDE5hbWVkVGVuc29ycxIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRITCgtudW1fdGVuc29ycxgDIAEoDRIOCgZzaGFwZXMYBCADKA0SDAoEZGF0YRgFIAEoDCI2CgVTcGFucxIPCgdsZW5ndGhzGAEgAygNEg4KBnN0YXJ0cxgCIAMoBxIMCgRlbmRzGAMgAygHInIKEEVtYmVkZGluZ09wdGlvbnMSEgoKZGltZW5zaW9ucxgBIAEoDRIiCgVzcGFucxgCIAEoCzITLmF0dGVudGlvbi52MS5TcGFucxIXCgpub3JtYWxpc2VkGAMgASgISACIAQFCDQoLX25vcm1hbGlzZWQimgEKDUF0dGVudGlvbk1hc2sSLgoEa2luZBgBIAEoDjIgLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrLktpbmQSDAoEYml0cxgCIAEoDCJLCgRLaW5kEhQKEEtJTkRfVU5TUEVDSUZJRUQQABINCglLSU5EX0tFWVMQARIOCgpLSU5EX1BBSVJTEAISDgoKS0lORF9IRUFEUxADIpEFCg1BdHRlbmRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIuCgVxdWVyeRgDIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXNIABIxCgl0b2tlbl9pZHMYBCABKAsyHC5hdHRlbnRpb24udjEuVG9rZW5TZXF1ZW5jZXNIABIrCgR0ZXh0GAUgASgLMhsuYXR0ZW50aW9uLnYxLlRleHRTZXF1ZW5jZXNIABIqCgNrZXkYBiABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEiwKBXZhbHVlGAcgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIpCgRtYXNrGAggASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2sSFgoOcmV0dXJuX3dlaWdodHMYCSABKAgSEQoJcG9zaXRpb25zGAogAygDEjAKEG91dHB1dF9kYXRhX3R5cGUYCyABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSMQoJZW1iZWRkaW5nGAwgASgLMh4uYXR0ZW50aW9uLnYxLkVtYmVkZGluZ09wdGlvbnMSFgoOcmV0dXJuX29mZnNldHMYDSABKAgSMwoOaGVhZF9zZWxlY3Rpb24YDiABKAsyGy5hdHRlbnRpb24udjEuSGVhZFNlbGVjdGlvbhIqCgZpbnB1dHMYDyADKAsyGi5hdHRlbnRpb24udjEuTmFtZWRUZW5zb3JzEhQKDG91dHB1dF9uYW1lcxgQIAMoCRISCgpjb250ZXh0X2lkGBEgASgJQg0KC3F1ZXJ5X2lucHV0IoEBCgdDb250ZXh0EgoKAmlkGAEgASgJEhIKCm1vZGVsX25hbWUYAiABKAkSFQoNbW9kZWxfdmVyc2lvbhgDIAEoCRIMCgRyb3dzGAQgASgEEg0KBWJ5dGVzGAUgASgEEhIKCmV4cGlyZXNfYXQYBiABKAMSDgoGc2hhcmVkGAcgASgIIugBChFQdXRDb250ZXh0UmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSKgoDa2V5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIsCgV2YWx1ZRgEIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSKQoEbWFzaxgFIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrEhMKC3R0bF9zZWNvbmRzGAYgASgNEg4KBnNoYXJlZBgHIAEoCCI8ChJQdXRDb250ZXh0UmVzcG9uc2USJgoHY29udGV4dBgBIAEoCzIVLmF0dGVudGlvbi52MS5Db250ZXh0IucBChRBcHBlbmRDb250ZXh0UmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSKgoDa2V5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIsCgV2YWx1ZRgEIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSKQoEbWFzaxgFIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrEhMKC3R0bF9zZWNvbmRzGAYgASgNEgoKAmlkGAcgASgJIj8KFUFwcGVuZENvbnRleHRSZXNwb25zZRImCgdjb250ZXh0GAEgASgLMhUuYXR0ZW50aW9uLnYxLkNvbnRleHQiSwoSRHJvcENvbnRleHRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIKCgJpZBgDIAEoCSIVChNEcm9wQ29udGV4dFJlc3BvbnNlImcKE0xpc3RDb250ZXh0c1JlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoBRISCgpwYWdlX3Rva2VuGAQgASgJIlgKFExpc3RDb250ZXh0c1Jlc3BvbnNlEicKCGNvbnRleHRzGAEgAygLMhUuYXR0ZW50aW9uLnYxLkNvbnRleHQSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIoQBCg9Ub2tlbml6ZVJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEikKBHRleHQYAyABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlcxIbChNvbWl0X3NwZWNpYWxfdG9rZW5zGAQgASgIIs4BChBUb2tlbml6ZVJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIvCgl0b2tlbl9pZHMYAyABKAsyHC5hdHRlbnRpb24udjEuVG9rZW5TZXF1ZW5jZXMSDgoGdG9rZW5zGAQgAygJEg8KB3NwZWNpYWwYBSADKAgSKgoNdG9rZW5fb2Zmc2V0cxgGIAEoCzITLmF0dGVudGlvbi52MS5TcGFucxIRCgl0cnVuY2F0ZWQYByADKA0ijAEKEURldG9rZW5pemVSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIvCgl0b2tlbl9pZHMYAyABKAsyHC5hdHRlbnRpb24udjEuVG9rZW5TZXF1ZW5jZXMSGwoTa2VlcF9zcGVjaWFsX3Rva2VucxgEIAEoCCJOChJEZXRva2VuaXplUmVzcG9uc2USEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEg0KBXRleHRzGAMgAygJIi4KDUhlYWRTZWxlY3Rpb24SDgoGbGF5ZXJzGAEgAygNEg0KBWhlYWRzGAIgAygNIp4BChBBdHRlbnRpb25XZWlnaHRzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIRCgludW1faGVhZHMYAiABKA0SFQoNcXVlcnlfbGVuZ3RocxgDIAMoDRITCgtrZXlfbGVuZ3RocxgEIAMoDRIMCgRkYXRhGAUgASgMEhIKCm51bV9sYXllcnMYBiABKA0i1gIKDkF0dGVuZFJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRI2Cg9jb250ZXh0X3ZlY3RvcnMYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEjkKEWF0dGVudGlvbl93ZWlnaHRzGAQgASgLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvbldlaWdodHMSFAoMdG9rZW5fY291bnRzGAUgAygNEhEKCXRydW5jYXRlZBgGIAMoDRIqCg10b2tlbl9vZmZzZXRzGAcgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zEisKB291dHB1dHMYCCADKAsyGi5hdHRlbnRpb24udjEuTmFtZWRUZW5zb3JzEhQKDG1vZGVsX2RpZ2VzdBgJIAEoCRIOCgZsYWJlbHMYCiADKAkiTwoTQXR0ZW5kU3RyZWFtUmVxdWVzdBIKCgJpZBgBIAEoCRIsCgdyZXF1ZXN0GAIgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QiSwoLU3RyZWFtRXJyb3ISDAoEY29kZRgBIAEoBRIOCgZyZWFzb24YAiABKAkSDwoHbWVzc2FnZRgDIAEoCRINCgVmaWVsZBgEIAEoCSKKAQoUQXR0ZW5kU3RyZWFtUmVzcG9uc2USCgoCaWQYASABKAkSMAoIcmVzcG9uc2UYAiABKAsyHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2VIABIqCgVlcnJvchgDIAEoCzIZLmF0dGVudGlvbi52MS5TdHJlYW1FcnJvckgAQggKBnJlc3VsdCJjCgRBeGlzEgwKBG5hbWUYASABKAkSDAoEc2l6ZRgCIAEoAxISCgptYXhfbGVuZ3RoGAMgASgEEhIKCm1pbl9sZW5ndGgYBCABKAQSFwoPbGVuZ3RoX211bHRpcGxlGAUgASgEIpUBCgZUZW5zb3ISDAoEbmFtZRgBIAEoCRIpCglkYXRhX3R5cGUYAiABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSIAoEYXhlcxgDIAMoCzISLmF0dGVudGlvbi52MS5BeGlzEhAKCG9wdGlvbmFsGAQgASgIEh4KFmV4Y2x1c2l2ZV91cHBlcl9ib3VuZHMYBSADKAQibwoGUGFyaXR5EhoKEnJlbGF0aXZlX3RvbGVyYW5jZRgBIAEoARIaChJhYnNvbHV0ZV90b2xlcmFuY2UYAiABKAESHgoWbWVhc3VyZWRfbWF4X2Fic19lcnJvchgDIAEoARINCgVqdWRnZRgEIAEoCSJOCgRDb3N0EhcKD2Zsb3BzX3Blcl9xdWVyeRgBIAEoBBIVCg1mbG9wc19wZXJfa2V5GAIgASgEEhYKDmZsb3BzX3Blcl9wYWlyGAMgASgEIuACCgtUZXh0RW5jb2RlchISCgpudW1fbGF5ZXJzGAEgASgNEhcKD2VtYmVkZGluZ193aWR0aBgCIAEoDRISCgpub3JtYWxpc2VkGAMgASgIEhIKCmRpbWVuc2lvbnMYBCADKA0SDwoHcHJvbXB0cxgFIAMoCRIWCg5kZWZhdWx0X3Byb21wdBgGIAEoCRIRCgl0cnVuY2F0ZXMYByABKAgSNQoPdHJ1bmNhdGlvbl9zaWRlGAggASgOMhwuYXR0ZW50aW9uLnYxLlRydW5jYXRpb25TaWRlEk4KE3F1YW50aXNhdGlvbl9yYW5nZXMYCSADKAsyMS5hdHRlbnRpb24udjEuVGV4dEVuY29kZXIuUXVhbnRpc2F0aW9uUmFuZ2VzRW50cnkaOQoXUXVhbnRpc2F0aW9uUmFuZ2VzRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgBOgI4ASKqAQoOVGV4dENsYXNzaWZpZXISDgoGZmFtaWx5GAEgASgJEg4KBmxhYmVscxgCIAMoCRISCgphY3RpdmF0aW9uGAMgASgJEhEKCXRydW5jYXRlcxgEIAEoCBI1Cg90cnVuY2F0aW9uX3NpZGUYBSABKA4yHC5hdHRlbnRpb24udjEuVHJ1bmNhdGlvblNpZGUSGgoScmV0dXJuc19yYXdfc2NvcmVzGAYgASgIIjIKEEF0dGVudGlvblBhdHRlcm4SDgoGY2F1c2FsGAEgASgIEg4KBndpbmRvdxgCIAEoDSKlBQoFTW9kZWwSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYXR0ZW50aW9uLnYxLk1vZGVsLlN0YXRlEhQKDHN0YXRlX3JlYXNvbhgEIAEoCRITCgtkZXNjcmlwdGlvbhgFIAEoCRIkCgZpbnB1dHMYBiADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEiUKB291dHB1dHMYByADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEhYKCW51bV9oZWFkcxgIIAEoDUgAiAEBEg4KBmNhdXNhbBgJIAEoCBIUCgxhY2NlcHRzX3RleHQYCiABKAgSJAoGcGFyaXR5GAsgASgLMhQuYXR0ZW50aW9uLnYxLlBhcml0eRISCgpwYXJhbWV0ZXJzGAwgASgEEiAKBGNvc3QYDSABKAsyEi5hdHRlbnRpb24udjEuQ29zdBIQCghwcm92aWRlchgOIAEoCRIvCgx0ZXh0X2VuY29kZXIYDyABKAsyGS5hdHRlbnRpb24udjEuVGV4dEVuY29kZXISOgoSYXR0ZW50aW9uX3BhdHRlcm5zGBAgAygLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvblBhdHRlcm4SNQoPdGV4dF9jbGFzc2lmaWVyGBEgASgLMhwuYXR0ZW50aW9uLnYxLlRleHRDbGFzc2lmaWVyEg4KBmRpZ2VzdBgSIAEoCRIZChFhdHRlbnRpb25fd2VpZ2h0cxgTIAEoCRIPCgdhbGlhc2VzGBQgAygJIkEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASDwoLU1RBVEVfUkVBRFkQARIQCgxTVEFURV9GQUlMRUQQAkIMCgpfbnVtX2hlYWRzIhMKEUxpc3RNb2RlbHNSZXF1ZXN0IjkKEkxpc3RNb2RlbHNSZXNwb25zZRIjCgZtb2RlbHMYASADKAsyEy5hdHRlbnRpb24udjEuTW9kZWwiMAoPR2V0TW9kZWxSZXF1ZXN0EgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCSI2ChBHZXRNb2RlbFJlc3BvbnNlEiIKBW1vZGVsGAEgASgLMhMuYXR0ZW50aW9uLnYxLk1vZGVsKt0BCghEYXRhVHlwZRIZChVEQVRBX1RZUEVfVU5TUEVDSUZJRUQQABISCg5EQVRBX1RZUEVfRlAzMhABEhIKDkRBVEFfVFlQRV9GUDE2EAISEgoOREFUQV9UWVBFX0JGMTYQAxITCg9EQVRBX1RZUEVfSU5UNjQQBBISCg5EQVRBX1RZUEVfQk9PTBAFEhQKEERBVEFfVFlQRV9TVFJJTkcQBhISCg5EQVRBX1RZUEVfSU5UOBAHEhMKD0RBVEFfVFlQRV9VSU5UOBAIEhIKDkRBVEFfVFlQRV9CSVRTEAkqkAEKCUlucHV0S2luZBIaChZJTlBVVF9LSU5EX1VOU1BFQ0lGSUVEEAASFAoQSU5QVVRfS0lORF9RVUVSWRABEhcKE0lOUFVUX0tJTkRfRE9DVU1FTlQQAhIdChlJTlBVVF9LSU5EX0NMQVNTSUZJQ0FUSU9OEAMSGQoVSU5QVVRfS0lORF9DTFVTVEVSSU5HEAQqZgoOVHJ1bmNhdGlvblNpZGUSHwobVFJVTkNBVElPTl9TSURFX1VOU1BFQ0lGSUVEEAASGQoVVFJVTkNBVElPTl9TSURFX1JJR0hUEAESGAoUVFJVTkNBVElPTl9TSURFX0xFRlQQAjLABgoQQXR0ZW50aW9uU2VydmljZRJDCgZBdHRlbmQSGy5hdHRlbnRpb24udjEuQXR0ZW5kUmVxdWVzdBocLmF0dGVudGlvbi52MS5BdHRlbmRSZXNwb25zZRJZCgxBdHRlbmRTdHJlYW0SIS5hdHRlbnRpb24udjEuQXR0ZW5kU3RyZWFtUmVxdWVzdBoiLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXNwb25zZSgBMAESTwoKUHV0Q29udGV4dBIfLmF0dGVudGlvbi52MS5QdXRDb250ZXh0UmVxdWVzdBogLmF0dGVudGlvbi52MS5QdXRDb250ZXh0UmVzcG9uc2USWAoNQXBwZW5kQ29udGV4dBIiLmF0dGVudGlvbi52MS5BcHBlbmRDb250ZXh0UmVxdWVzdBojLmF0dGVudGlvbi52MS5BcHBlbmRDb250ZXh0UmVzcG9uc2USUgoLRHJvcENvbnRleHQSIC5hdHRlbnRpb24udjEuRHJvcENvbnRleHRSZXF1ZXN0GiEuYXR0ZW50aW9uLnYxLkRyb3BDb250ZXh0UmVzcG9uc2USVQoMTGlzdENvbnRleHRzEiEuYXR0ZW50aW9uLnYxLkxpc3RDb250ZXh0c1JlcXVlc3QaIi5hdHRlbnRpb24udjEuTGlzdENvbnRleHRzUmVzcG9uc2USSQoIVG9rZW5pemUSHS5hdHRlbnRpb24udjEuVG9rZW5pemVSZXF1ZXN0Gh4uYXR0ZW50aW9uLnYxLlRva2VuaXplUmVzcG9uc2USTwoKRGV0b2tlbml6ZRIfLmF0dGVudGlvbi52MS5EZXRva2VuaXplUmVxdWVzdBogLmF0dGVudGlvbi52MS5EZXRva2VuaXplUmVzcG9uc2USTwoKTGlzdE1vZGVscxIfLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVxdWVzdBogLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVzcG9uc2USSQoIR2V0TW9kZWwSHS5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXF1ZXN0Gh4uYXR0ZW50aW9uLnYxLkdldE1vZGVsUmVzcG9uc2ViBnByb3RvMw");
+  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMigAIKDVRleHRTZXF1ZW5jZXMSDQoFdGV4dHMYASADKAkSEwoGcHJvbXB0GAIgASgJSACIAQESFQoIdHJ1bmNhdGUYAyABKAhIAYgBARINCgVwYWlycxgEIAMoCRIVCg1yZXR1cm5fbGFiZWxzGAUgASgIEjUKD3RydW5jYXRpb25fc2lkZRgGIAEoDjIcLmF0dGVudGlvbi52MS5UcnVuY2F0aW9uU2lkZRIrCgppbnB1dF9raW5kGAcgASgOMhcuYXR0ZW50aW9uLnYxLklucHV0S2luZBISCgpyYXdfc2NvcmVzGAggASgIQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlInoKDE5hbWVkVGVuc29ycxIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRITCgtudW1fdGVuc29ycxgDIAEoDRIOCgZzaGFwZXMYBCADKA0SDAoEZGF0YRgFIAEoDCI2CgVTcGFucxIPCgdsZW5ndGhzGAEgAygNEg4KBnN0YXJ0cxgCIAMoBxIMCgRlbmRzGAMgAygHInIKEEVtYmVkZGluZ09wdGlvbnMSEgoKZGltZW5zaW9ucxgBIAEoDRIiCgVzcGFucxgCIAEoCzITLmF0dGVudGlvbi52MS5TcGFucxIXCgpub3JtYWxpc2VkGAMgASgISACIAQFCDQoLX25vcm1hbGlzZWQiHgoNU3BhcnNlT3B0aW9ucxINCgV0b3BfaxgBIAEoDSJBCg1TcGFyc2VWZWN0b3JzEg8KB2xlbmd0aHMYASADKA0SDwoHaW5kaWNlcxgCIAMoBxIOCgZ2YWx1ZXMYAyADKAIimgEKDUF0dGVudGlvbk1hc2sSLgoEa2luZBgBIAEoDjIgLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrLktpbmQSDAoEYml0cxgCIAEoDCJLCgRLaW5kEhQKEEtJTkRfVU5TUEVDSUZJRUQQABINCglLSU5EX0tFWVMQARIOCgpLSU5EX1BBSVJTEAISDgoKS0lORF9IRUFEUxADItwFCg1BdHRlbmRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIuCgVxdWVyeRgDIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXNIABIxCgl0b2tlbl9pZHMYBCABKAsyHC5hdHRlbnRpb24udjEuVG9rZW5TZXF1ZW5jZXNIABIrCgR0ZXh0GAUgASgLMhsuYXR0ZW50aW9uLnYxLlRleHRTZXF1ZW5jZXNIABIqCgNrZXkYBiABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEiwKBXZhbHVlGAcgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIpCgRtYXNrGAggASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2sSFgoOcmV0dXJuX3dlaWdodHMYCSABKAgSEQoJcG9zaXRpb25zGAogAygDEjAKEG91dHB1dF9kYXRhX3R5cGUYCyABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSMQoJZW1iZWRkaW5nGAwgASgLMh4uYXR0ZW50aW9uLnYxLkVtYmVkZGluZ09wdGlvbnMSFgoOcmV0dXJuX29mZnNldHMYDSABKAgSMwoOaGVhZF9zZWxlY3Rpb24YDiABKAsyGy5hdHRlbnRpb24udjEuSGVhZFNlbGVjdGlvbhIqCgZpbnB1dHMYDyADKAsyGi5hdHRlbnRpb24udjEuTmFtZWRUZW5zb3JzEhQKDG91dHB1dF9uYW1lcxgQIAMoCRISCgpjb250ZXh0X2lkGBEgASgJEisKBnNwYXJzZRgSIAEoCzIbLmF0dGVudGlvbi52MS5TcGFyc2VPcHRpb25zEhwKFHJldHVybl90b2tlbl92ZWN0b3JzGBMgASgIQg0KC3F1ZXJ5X2lucHV0IpQBCgdDb250ZXh0EgoKAmlkGAEgASgJEhIKCm1vZGVsX25hbWUYAiABKAkSFQoNbW9kZWxfdmVyc2lvbhgDIAEoCRIMCgRyb3dzGAQgASgEEg0KBWJ5dGVzGAUgASgEEhIKCmV4cGlyZXNfYXQYBiABKAMSDgoGc2hhcmVkGAcgASgIEhEKCWRvY3VtZW50cxgIIAEoBCKTAgoRUHV0Q29udGV4dFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEioKA2tleRgDIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSLAoFdmFsdWUYBCABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEikKBG1hc2sYBSABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzaxITCgt0dGxfc2Vjb25kcxgGIAEoDRIOCgZzaGFyZWQYByABKAgSKQoEdGV4dBgIIAEoCzIbLmF0dGVudGlvbi52MS5UZXh0U2VxdWVuY2VzIjwKElB1dENvbnRleHRSZXNwb25zZRImCgdjb250ZXh0GAEgASgLMhUuYXR0ZW50aW9uLnYxLkNvbnRleHQikgIKFEFwcGVuZENvbnRleHRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIqCgNrZXkYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEiwKBXZhbHVlGAQgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIpCgRtYXNrGAUgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2sSEwoLdHRsX3NlY29uZHMYBiABKA0SCgoCaWQYByABKAkSKQoEdGV4dBgIIAEoCzIbLmF0dGVudGlvbi52MS5UZXh0U2VxdWVuY2VzIj8KFUFwcGVuZENvbnRleHRSZXNwb25zZRImCgdjb250ZXh0GAEgASgLMhUuYXR0ZW50aW9uLnYxLkNvbnRleHQiSwoSRHJvcENvbnRleHRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIKCgJpZBgDIAEoCSIVChNEcm9wQ29udGV4dFJlc3BvbnNlImcKE0xpc3RDb250ZXh0c1JlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoBRISCgpwYWdlX3Rva2VuGAQgASgJIlgKFExpc3RDb250ZXh0c1Jlc3BvbnNlEicKCGNvbnRleHRzGAEgAygLMhUuYXR0ZW50aW9uLnYxLkNvbnRleHQSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIoQBCg9Ub2tlbml6ZVJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEikKBHRleHQYAyABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlcxIbChNvbWl0X3NwZWNpYWxfdG9rZW5zGAQgASgIIs4BChBUb2tlbml6ZVJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIvCgl0b2tlbl9pZHMYAyABKAsyHC5hdHRlbnRpb24udjEuVG9rZW5TZXF1ZW5jZXMSDgoGdG9rZW5zGAQgAygJEg8KB3NwZWNpYWwYBSADKAgSKgoNdG9rZW5fb2Zmc2V0cxgGIAEoCzITLmF0dGVudGlvbi52MS5TcGFucxIRCgl0cnVuY2F0ZWQYByADKA0ijAEKEURldG9rZW5pemVSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIvCgl0b2tlbl9pZHMYAyABKAsyHC5hdHRlbnRpb24udjEuVG9rZW5TZXF1ZW5jZXMSGwoTa2VlcF9zcGVjaWFsX3Rva2VucxgEIAEoCCJOChJEZXRva2VuaXplUmVzcG9uc2USEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEg0KBXRleHRzGAMgAygJIi4KDUhlYWRTZWxlY3Rpb24SDgoGbGF5ZXJzGAEgAygNEg0KBWhlYWRzGAIgAygNIp4BChBBdHRlbnRpb25XZWlnaHRzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIRCgludW1faGVhZHMYAiABKA0SFQoNcXVlcnlfbGVuZ3RocxgDIAMoDRITCgtrZXlfbGVuZ3RocxgEIAMoDRIMCgRkYXRhGAUgASgMEhIKCm51bV9sYXllcnMYBiABKA0ixAMKDkF0dGVuZFJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRI2Cg9jb250ZXh0X3ZlY3RvcnMYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEjkKEWF0dGVudGlvbl93ZWlnaHRzGAQgASgLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvbldlaWdodHMSFAoMdG9rZW5fY291bnRzGAUgAygNEhEKCXRydW5jYXRlZBgGIAMoDRIqCg10b2tlbl9vZmZzZXRzGAcgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zEisKB291dHB1dHMYCCADKAsyGi5hdHRlbnRpb24udjEuTmFtZWRUZW5zb3JzEhQKDG1vZGVsX2RpZ2VzdBgJIAEoCRIOCgZsYWJlbHMYCiADKAkSNgoRc3BhcnNlX2VtYmVkZGluZ3MYCyABKAsyGy5hdHRlbnRpb24udjEuU3BhcnNlVmVjdG9ycxI0Cg10b2tlbl92ZWN0b3JzGAwgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcyJPChNBdHRlbmRTdHJlYW1SZXF1ZXN0EgoKAmlkGAEgASgJEiwKB3JlcXVlc3QYAiABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW5kUmVxdWVzdCJLCgtTdHJlYW1FcnJvchIMCgRjb2RlGAEgASgFEg4KBnJlYXNvbhgCIAEoCRIPCgdtZXNzYWdlGAMgASgJEg0KBWZpZWxkGAQgASgJIooBChRBdHRlbmRTdHJlYW1SZXNwb25zZRIKCgJpZBgBIAEoCRIwCghyZXNwb25zZRgCIAEoCzIcLmF0dGVudGlvbi52MS5BdHRlbmRSZXNwb25zZUgAEioKBWVycm9yGAMgASgLMhkuYXR0ZW50aW9uLnYxLlN0cmVhbUVycm9ySABCCAoGcmVzdWx0ImMKBEF4aXMSDAoEbmFtZRgBIAEoCRIMCgRzaXplGAIgASgDEhIKCm1heF9sZW5ndGgYAyABKAQSEgoKbWluX2xlbmd0aBgEIAEoBBIXCg9sZW5ndGhfbXVsdGlwbGUYBSABKAQilQEKBlRlbnNvchIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIgCgRheGVzGAMgAygLMhIuYXR0ZW50aW9uLnYxLkF4aXMSEAoIb3B0aW9uYWwYBCABKAgSHgoWZXhjbHVzaXZlX3VwcGVyX2JvdW5kcxgFIAMoBCJvCgZQYXJpdHkSGgoScmVsYXRpdmVfdG9sZXJhbmNlGAEgASgBEhoKEmFic29sdXRlX3RvbGVyYW5jZRgCIAEoARIeChZtZWFzdXJlZF9tYXhfYWJzX2Vycm9yGAMgASgBEg0KBWp1ZGdlGAQgASgJIk4KBENvc3QSFwoPZmxvcHNfcGVyX3F1ZXJ5GAEgASgEEhUKDWZsb3BzX3Blcl9rZXkYAiABKAQSFgoOZmxvcHNfcGVyX3BhaXIYAyABKAQipQMKC1RleHRFbmNvZGVyEhIKCm51bV9sYXllcnMYASABKA0SFwoPZW1iZWRkaW5nX3dpZHRoGAIgASgNEhIKCm5vcm1hbGlzZWQYAyABKAgSEgoKZGltZW5zaW9ucxgEIAMoDRIPCgdwcm9tcHRzGAUgAygJEhYKDmRlZmF1bHRfcHJvbXB0GAYgASgJEhEKCXRydW5jYXRlcxgHIAEoCBI1Cg90cnVuY2F0aW9uX3NpZGUYCCABKA4yHC5hdHRlbnRpb24udjEuVHJ1bmNhdGlvblNpZGUSTgoTcXVhbnRpc2F0aW9uX3JhbmdlcxgJIAMoCzIxLmF0dGVudGlvbi52MS5UZXh0RW5jb2Rlci5RdWFudGlzYXRpb25SYW5nZXNFbnRyeRIUCgxzcGFyc2Vfd2lkdGgYCiABKA0SEgoKc2ltaWxhcml0eRgLIAEoCRIZChFoYXNfdG9rZW5fdmVjdG9ycxgMIAEoCBo5ChdRdWFudGlzYXRpb25SYW5nZXNFbnRyeRILCgNrZXkYASABKA0SDQoFdmFsdWUYAiABKAE6AjgBItMBCg5UZXh0Q2xhc3NpZmllchIOCgZmYW1pbHkYASABKAkSDgoGbGFiZWxzGAIgAygJEhIKCmFjdGl2YXRpb24YAyABKAkSEQoJdHJ1bmNhdGVzGAQgASgIEjUKD3RydW5jYXRpb25fc2lkZRgFIAEoDjIcLmF0dGVudGlvbi52MS5UcnVuY2F0aW9uU2lkZRIaChJyZXR1cm5zX3Jhd19zY29yZXMYBiABKAgSDwoHcHJvbXB0cxgHIAMoCRIWCg5kZWZhdWx0X3Byb21wdBgIIAEoCSIyChBBdHRlbnRpb25QYXR0ZXJuEg4KBmNhdXNhbBgBIAEoCBIOCgZ3aW5kb3cYAiABKA0ipQUKBU1vZGVsEgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCRIoCgVzdGF0ZRgDIAEoDjIZLmF0dGVudGlvbi52MS5Nb2RlbC5TdGF0ZRIUCgxzdGF0ZV9yZWFzb24YBCABKAkSEwoLZGVzY3JpcHRpb24YBSABKAkSJAoGaW5wdXRzGAYgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIlCgdvdXRwdXRzGAcgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIWCgludW1faGVhZHMYCCABKA1IAIgBARIOCgZjYXVzYWwYCSABKAgSFAoMYWNjZXB0c190ZXh0GAogASgIEiQKBnBhcml0eRgLIAEoCzIULmF0dGVudGlvbi52MS5QYXJpdHkSEgoKcGFyYW1ldGVycxgMIAEoBBIgCgRjb3N0GA0gASgLMhIuYXR0ZW50aW9uLnYxLkNvc3QSEAoIcHJvdmlkZXIYDiABKAkSLwoMdGV4dF9lbmNvZGVyGA8gASgLMhkuYXR0ZW50aW9uLnYxLlRleHRFbmNvZGVyEjoKEmF0dGVudGlvbl9wYXR0ZXJucxgQIAMoCzIeLmF0dGVudGlvbi52MS5BdHRlbnRpb25QYXR0ZXJuEjUKD3RleHRfY2xhc3NpZmllchgRIAEoCzIcLmF0dGVudGlvbi52MS5UZXh0Q2xhc3NpZmllchIOCgZkaWdlc3QYEiABKAkSGQoRYXR0ZW50aW9uX3dlaWdodHMYEyABKAkSDwoHYWxpYXNlcxgUIAMoCSJBCgVTdGF0ZRIVChFTVEFURV9VTlNQRUNJRklFRBAAEg8KC1NUQVRFX1JFQURZEAESEAoMU1RBVEVfRkFJTEVEEAJCDAoKX251bV9oZWFkcyITChFMaXN0TW9kZWxzUmVxdWVzdCI5ChJMaXN0TW9kZWxzUmVzcG9uc2USIwoGbW9kZWxzGAEgAygLMhMuYXR0ZW50aW9uLnYxLk1vZGVsIjAKD0dldE1vZGVsUmVxdWVzdBIMCgRuYW1lGAEgASgJEg8KB3ZlcnNpb24YAiABKAkiNgoQR2V0TW9kZWxSZXNwb25zZRIiCgVtb2RlbBgBIAEoCzITLmF0dGVudGlvbi52MS5Nb2RlbCrdAQoIRGF0YVR5cGUSGQoVREFUQV9UWVBFX1VOU1BFQ0lGSUVEEAASEgoOREFUQV9UWVBFX0ZQMzIQARISCg5EQVRBX1RZUEVfRlAxNhACEhIKDkRBVEFfVFlQRV9CRjE2EAMSEwoPREFUQV9UWVBFX0lOVDY0EAQSEgoOREFUQV9UWVBFX0JPT0wQBRIUChBEQVRBX1RZUEVfU1RSSU5HEAYSEgoOREFUQV9UWVBFX0lOVDgQBxITCg9EQVRBX1RZUEVfVUlOVDgQCBISCg5EQVRBX1RZUEVfQklUUxAJKpABCglJbnB1dEtpbmQSGgoWSU5QVVRfS0lORF9VTlNQRUNJRklFRBAAEhQKEElOUFVUX0tJTkRfUVVFUlkQARIXChNJTlBVVF9LSU5EX0RPQ1VNRU5UEAISHQoZSU5QVVRfS0lORF9DTEFTU0lGSUNBVElPThADEhkKFUlOUFVUX0tJTkRfQ0xVU1RFUklORxAEKmYKDlRydW5jYXRpb25TaWRlEh8KG1RSVU5DQVRJT05fU0lERV9VTlNQRUNJRklFRBAAEhkKFVRSVU5DQVRJT05fU0lERV9SSUdIVBABEhgKFFRSVU5DQVRJT05fU0lERV9MRUZUEAIywAYKEEF0dGVudGlvblNlcnZpY2USQwoGQXR0ZW5kEhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QaHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2USWQoMQXR0ZW5kU3RyZWFtEiEuYXR0ZW50aW9uLnYxLkF0dGVuZFN0cmVhbVJlcXVlc3QaIi5hdHRlbnRpb24udjEuQXR0ZW5kU3RyZWFtUmVzcG9uc2UoATABEk8KClB1dENvbnRleHQSHy5hdHRlbnRpb24udjEuUHV0Q29udGV4dFJlcXVlc3QaIC5hdHRlbnRpb24udjEuUHV0Q29udGV4dFJlc3BvbnNlElgKDUFwcGVuZENvbnRleHQSIi5hdHRlbnRpb24udjEuQXBwZW5kQ29udGV4dFJlcXVlc3QaIy5hdHRlbnRpb24udjEuQXBwZW5kQ29udGV4dFJlc3BvbnNlElIKC0Ryb3BDb250ZXh0EiAuYXR0ZW50aW9uLnYxLkRyb3BDb250ZXh0UmVxdWVzdBohLmF0dGVudGlvbi52MS5Ecm9wQ29udGV4dFJlc3BvbnNlElUKDExpc3RDb250ZXh0cxIhLmF0dGVudGlvbi52MS5MaXN0Q29udGV4dHNSZXF1ZXN0GiIuYXR0ZW50aW9uLnYxLkxpc3RDb250ZXh0c1Jlc3BvbnNlEkkKCFRva2VuaXplEh0uYXR0ZW50aW9uLnYxLlRva2VuaXplUmVxdWVzdBoeLmF0dGVudGlvbi52MS5Ub2tlbml6ZVJlc3BvbnNlEk8KCkRldG9rZW5pemUSHy5hdHRlbnRpb24udjEuRGV0b2tlbml6ZVJlcXVlc3QaIC5hdHRlbnRpb24udjEuRGV0b2tlbml6ZVJlc3BvbnNlEk8KCkxpc3RNb2RlbHMSHy5hdHRlbnRpb24udjEuTGlzdE1vZGVsc1JlcXVlc3QaIC5hdHRlbnRpb24udjEuTGlzdE1vZGVsc1Jlc3BvbnNlEkkKCEdldE1vZGVsEh0uYXR0ZW50aW9uLnYxLkdldE1vZGVsUmVxdWVzdBoeLmF0dGVudGlvbi52MS5HZXRNb2RlbFJlc3BvbnNlYgZwcm90bzM");
 
 /**
  * Sequences of vectors: all rows of all sequences, concatenated in order.
@@ -105,9 +105,9 @@ export type TextSequences = Message<"attention.v1.TextSequences"> & {
   texts: string[];
 
   /**
-   * For text encoders with prompts: the name of the prompt that is put before
-   * each text; empty for none. If absent, the model's default prompt, if it has
-   * one.
+   * For text encoders and causal rerankers with prompts: the name of the prompt that
+   * is put before each text or pair; empty for none. If absent, the model's default
+   * prompt, if it has one.
    *
    * @generated from field: optional string prompt = 2;
    */
@@ -122,8 +122,10 @@ export type TextSequences = Message<"attention.v1.TextSequences"> & {
   truncate?: boolean | undefined;
 
   /**
-   * For text classifiers: the second text of each pair; empty, or as many as
-   * texts. Of a pair that is truncated, the longer text is cut, and then both.
+   * For text classifiers and multi-vector encoders: the second text of each pair;
+   * empty, or as many as texts. A multi-vector encoder compares a query with a
+   * document. Of a pair that a classifier truncates, the longer text is cut, and then
+   * both.
    *
    * @generated from field: repeated string pairs = 4;
    */
@@ -297,6 +299,63 @@ export const EmbeddingOptionsSchema: GenMessage<EmbeddingOptions> = /*@__PURE__*
   messageDesc(file_attention_v1_attention, 5);
 
 /**
+ * Asks a text encoder for one sparse vector for each text: weights of token ids.
+ *
+ * @generated from message attention.v1.SparseOptions
+ */
+export type SparseOptions = Message<"attention.v1.SparseOptions"> & {
+  /**
+   * Largest number of weights of each text, of which the largest are returned; 0 for
+   * all that the model has.
+   *
+   * @generated from field: uint32 top_k = 1;
+   */
+  topK: number;
+};
+
+/**
+ * Describes the message attention.v1.SparseOptions.
+ * Use `create(SparseOptionsSchema)` to create a new message.
+ */
+export const SparseOptionsSchema: GenMessage<SparseOptions> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 6);
+
+/**
+ * Sparse vectors of all sequences.
+ *
+ * @generated from message attention.v1.SparseVectors
+ */
+export type SparseVectors = Message<"attention.v1.SparseVectors"> & {
+  /**
+   * Number of weights of each sequence; may be 0.
+   *
+   * @generated from field: repeated uint32 lengths = 1;
+   */
+  lengths: number[];
+
+  /**
+   * The token ids of all sequences, concatenated; ascending in each.
+   *
+   * @generated from field: repeated fixed32 indices = 2;
+   */
+  indices: number[];
+
+  /**
+   * The weight of each token id; none is 0.
+   *
+   * @generated from field: repeated float values = 3;
+   */
+  values: number[];
+};
+
+/**
+ * Describes the message attention.v1.SparseVectors.
+ * Use `create(SparseVectorsSchema)` to create a new message.
+ */
+export const SparseVectorsSchema: GenMessage<SparseVectors> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 7);
+
+/**
  * Which keys each query row may attend to, one mask per sequence.
  *
  * @generated from message attention.v1.AttentionMask
@@ -327,7 +386,7 @@ export type AttentionMask = Message<"attention.v1.AttentionMask"> & {
  * Use `create(AttentionMaskSchema)` to create a new message.
  */
 export const AttentionMaskSchema: GenMessage<AttentionMask> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 6);
+  messageDesc(file_attention_v1_attention, 8);
 
 /**
  * The shape of one sequence's mask.
@@ -368,7 +427,7 @@ export enum AttentionMask_Kind {
  * Describes the enum attention.v1.AttentionMask.Kind.
  */
 export const AttentionMask_KindSchema: GenEnum<AttentionMask_Kind> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 6, 0);
+  enumDesc(file_attention_v1_attention, 8, 0);
 
 /**
  * Asks a model for the context vectors of one or more sequences, or for its
@@ -523,9 +582,29 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
    * count from 0 for cross-attention; for self-attention, the query rows are the
    * last rows of the context.
    *
+   * For multi-vector encoders: stored documents, with which every text is compared as
+   * a query. context_vectors then has, for each query, a row of one score for each
+   * document.
+   *
    * @generated from field: string context_id = 17;
    */
   contextId: string;
+
+  /**
+   * For text encoders with sparse embeddings: if present, the response has
+   * sparse_embeddings, and context_vectors only if `embedding` is present too.
+   *
+   * @generated from field: attention.v1.SparseOptions sparse = 18;
+   */
+  sparse?: SparseOptions | undefined;
+
+  /**
+   * For text encoders: whether the response has token_vectors beside what `embedding`
+   * and `sparse` ask for, all of it from one run.
+   *
+   * @generated from field: bool return_token_vectors = 19;
+   */
+  returnTokenVectors: boolean;
 };
 
 /**
@@ -533,10 +612,10 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
  * Use `create(AttendRequestSchema)` to create a new message.
  */
 export const AttendRequestSchema: GenMessage<AttendRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 7);
+  messageDesc(file_attention_v1_attention, 9);
 
 /**
- * Key and value rows that a model has projected.
+ * Key and value rows that a model has projected, or the token vectors of documents.
  *
  * @generated from message attention.v1.Context
  */
@@ -592,6 +671,13 @@ export type Context = Message<"attention.v1.Context"> & {
    * @generated from field: bool shared = 7;
    */
   shared: boolean;
+
+  /**
+   * Number of documents, of a multi-vector encoder.
+   *
+   * @generated from field: uint64 documents = 8;
+   */
+  documents: bigint;
 };
 
 /**
@@ -599,7 +685,7 @@ export type Context = Message<"attention.v1.Context"> & {
  * Use `create(ContextSchema)` to create a new message.
  */
 export const ContextSchema: GenMessage<Context> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 8);
+  messageDesc(file_attention_v1_attention, 10);
 
 /**
  * Puts a context.
@@ -655,6 +741,14 @@ export type PutContextRequest = Message<"attention.v1.PutContextRequest"> & {
    * @generated from field: bool shared = 7;
    */
   shared: boolean;
+
+  /**
+   * For multi-vector encoders, in place of key and value: documents, whose token
+   * vectors are stored. Their input_kind is INPUT_KIND_DOCUMENT unless it is set.
+   *
+   * @generated from field: attention.v1.TextSequences text = 8;
+   */
+  text?: TextSequences | undefined;
 };
 
 /**
@@ -662,7 +756,7 @@ export type PutContextRequest = Message<"attention.v1.PutContextRequest"> & {
  * Use `create(PutContextRequestSchema)` to create a new message.
  */
 export const PutContextRequestSchema: GenMessage<PutContextRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 9);
+  messageDesc(file_attention_v1_attention, 11);
 
 /**
  * The context that was put.
@@ -683,7 +777,7 @@ export type PutContextResponse = Message<"attention.v1.PutContextResponse"> & {
  * Use `create(PutContextResponseSchema)` to create a new message.
  */
 export const PutContextResponseSchema: GenMessage<PutContextResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 10);
+  messageDesc(file_attention_v1_attention, 12);
 
 /**
  * Appends rows to a context.
@@ -739,6 +833,13 @@ export type AppendContextRequest = Message<"attention.v1.AppendContextRequest"> 
    * @generated from field: string id = 7;
    */
   id: string;
+
+  /**
+   * For multi-vector encoders: further documents.
+   *
+   * @generated from field: attention.v1.TextSequences text = 8;
+   */
+  text?: TextSequences | undefined;
 };
 
 /**
@@ -746,7 +847,7 @@ export type AppendContextRequest = Message<"attention.v1.AppendContextRequest"> 
  * Use `create(AppendContextRequestSchema)` to create a new message.
  */
 export const AppendContextRequestSchema: GenMessage<AppendContextRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 11);
+  messageDesc(file_attention_v1_attention, 13);
 
 /**
  * The context with all rows.
@@ -767,7 +868,7 @@ export type AppendContextResponse = Message<"attention.v1.AppendContextResponse"
  * Use `create(AppendContextResponseSchema)` to create a new message.
  */
 export const AppendContextResponseSchema: GenMessage<AppendContextResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 12);
+  messageDesc(file_attention_v1_attention, 14);
 
 /**
  * Drops a context.
@@ -802,7 +903,7 @@ export type DropContextRequest = Message<"attention.v1.DropContextRequest"> & {
  * Use `create(DropContextRequestSchema)` to create a new message.
  */
 export const DropContextRequestSchema: GenMessage<DropContextRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 13);
+  messageDesc(file_attention_v1_attention, 15);
 
 /**
  * A context was dropped.
@@ -817,7 +918,7 @@ export type DropContextResponse = Message<"attention.v1.DropContextResponse"> & 
  * Use `create(DropContextResponseSchema)` to create a new message.
  */
 export const DropContextResponseSchema: GenMessage<DropContextResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 14);
+  messageDesc(file_attention_v1_attention, 16);
 
 /**
  * Lists contexts.
@@ -859,7 +960,7 @@ export type ListContextsRequest = Message<"attention.v1.ListContextsRequest"> & 
  * Use `create(ListContextsRequestSchema)` to create a new message.
  */
 export const ListContextsRequestSchema: GenMessage<ListContextsRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 15);
+  messageDesc(file_attention_v1_attention, 17);
 
 /**
  * A page of the contexts of a model.
@@ -888,7 +989,7 @@ export type ListContextsResponse = Message<"attention.v1.ListContextsResponse"> 
  * Use `create(ListContextsResponseSchema)` to create a new message.
  */
 export const ListContextsResponseSchema: GenMessage<ListContextsResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 16);
+  messageDesc(file_attention_v1_attention, 18);
 
 /**
  * Asks for the token ids of texts.
@@ -931,7 +1032,7 @@ export type TokenizeRequest = Message<"attention.v1.TokenizeRequest"> & {
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 17);
+  messageDesc(file_attention_v1_attention, 19);
 
 /**
  * The token ids of texts.
@@ -994,7 +1095,7 @@ export type TokenizeResponse = Message<"attention.v1.TokenizeResponse"> & {
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 18);
+  messageDesc(file_attention_v1_attention, 20);
 
 /**
  * Asks for the texts of token ids.
@@ -1036,7 +1137,7 @@ export type DetokenizeRequest = Message<"attention.v1.DetokenizeRequest"> & {
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 19);
+  messageDesc(file_attention_v1_attention, 21);
 
 /**
  * The texts of token ids.
@@ -1071,7 +1172,7 @@ export type DetokenizeResponse = Message<"attention.v1.DetokenizeResponse"> & {
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 20);
+  messageDesc(file_attention_v1_attention, 22);
 
 /**
  * Some layers and heads of attention weights.
@@ -1100,7 +1201,7 @@ export type HeadSelection = Message<"attention.v1.HeadSelection"> & {
  * Use `create(HeadSelectionSchema)` to create a new message.
  */
 export const HeadSelectionSchema: GenMessage<HeadSelection> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 21);
+  messageDesc(file_attention_v1_attention, 23);
 
 /**
  * Attention weights of all sequences.
@@ -1157,7 +1258,7 @@ export type AttentionWeights = Message<"attention.v1.AttentionWeights"> & {
  * Use `create(AttentionWeightsSchema)` to create a new message.
  */
 export const AttentionWeightsSchema: GenMessage<AttentionWeights> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 22);
+  messageDesc(file_attention_v1_attention, 24);
 
 /**
  * The response to one AttendRequest.
@@ -1247,6 +1348,21 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
    * @generated from field: repeated string labels = 10;
    */
   labels: string[];
+
+  /**
+   * Present if the request has `sparse`: one for each text.
+   *
+   * @generated from field: attention.v1.SparseVectors sparse_embeddings = 11;
+   */
+  sparseEmbeddings?: SparseVectors | undefined;
+
+  /**
+   * Present if the request set return_token_vectors: one row for each token, without
+   * the tokens that a multi-vector encoder skips.
+   *
+   * @generated from field: attention.v1.VectorSequences token_vectors = 12;
+   */
+  tokenVectors?: VectorSequences | undefined;
 };
 
 /**
@@ -1254,7 +1370,7 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
  * Use `create(AttendResponseSchema)` to create a new message.
  */
 export const AttendResponseSchema: GenMessage<AttendResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 23);
+  messageDesc(file_attention_v1_attention, 25);
 
 /**
  * One request of a stream.
@@ -1282,7 +1398,7 @@ export type AttendStreamRequest = Message<"attention.v1.AttendStreamRequest"> & 
  * Use `create(AttendStreamRequestSchema)` to create a new message.
  */
 export const AttendStreamRequestSchema: GenMessage<AttendStreamRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 24);
+  messageDesc(file_attention_v1_attention, 26);
 
 /**
  * Why one request of a stream failed.
@@ -1324,7 +1440,7 @@ export type StreamError = Message<"attention.v1.StreamError"> & {
  * Use `create(StreamErrorSchema)` to create a new message.
  */
 export const StreamErrorSchema: GenMessage<StreamError> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 25);
+  messageDesc(file_attention_v1_attention, 27);
 
 /**
  * One response of a stream.
@@ -1368,7 +1484,7 @@ export type AttendStreamResponse = Message<"attention.v1.AttendStreamResponse"> 
  * Use `create(AttendStreamResponseSchema)` to create a new message.
  */
 export const AttendStreamResponseSchema: GenMessage<AttendStreamResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 26);
+  messageDesc(file_attention_v1_attention, 28);
 
 /**
  * One axis of a tensor.
@@ -1418,7 +1534,7 @@ export type Axis = Message<"attention.v1.Axis"> & {
  * Use `create(AxisSchema)` to create a new message.
  */
 export const AxisSchema: GenMessage<Axis> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 27);
+  messageDesc(file_attention_v1_attention, 29);
 
 /**
  * A named input or output of a model.
@@ -1469,7 +1585,7 @@ export type Tensor = Message<"attention.v1.Tensor"> & {
  * Use `create(TensorSchema)` to create a new message.
  */
 export const TensorSchema: GenMessage<Tensor> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 28);
+  messageDesc(file_attention_v1_attention, 30);
 
 /**
  * How close served results are to those of the judge. A result is accepted if,
@@ -1514,7 +1630,7 @@ export type Parity = Message<"attention.v1.Parity"> & {
  * Use `create(ParitySchema)` to create a new message.
  */
 export const ParitySchema: GenMessage<Parity> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 29);
+  messageDesc(file_attention_v1_attention, 31);
 
 /**
  * Floating-point operations of a model; a multiply-add counts as two.
@@ -1549,7 +1665,7 @@ export type Cost = Message<"attention.v1.Cost"> & {
  * Use `create(CostSchema)` to create a new message.
  */
 export const CostSchema: GenMessage<Cost> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 30);
+  messageDesc(file_attention_v1_attention, 32);
 
 /**
  * What sets a text encoder apart from a single attention module.
@@ -1565,7 +1681,8 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
   numLayers: number;
 
   /**
-   * Number of elements of an embedding.
+   * Number of elements of an embedding; 0 if it has none, as encoders of sparse
+   * vectors or of several vectors for each text.
    *
    * @generated from field: uint32 embedding_width = 2;
    */
@@ -1622,6 +1739,29 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
    * @generated from field: map<uint32, double> quantisation_ranges = 9;
    */
   quantisationRanges: { [key: number]: number };
+
+  /**
+   * Exclusive upper bound of the token ids of sparse embeddings; 0 if it has none.
+   *
+   * @generated from field: uint32 sparse_width = 10;
+   */
+  sparseWidth: number;
+
+  /**
+   * Of a multi-vector encoder, how a query is compared with a document: "maxsim" is
+   * the sum, and "meanmaxsim" the mean, over the query's token vectors of the largest
+   * dot product with a token vector of the document. Empty for other encoders.
+   *
+   * @generated from field: string similarity = 11;
+   */
+  similarity: string;
+
+  /**
+   * Whether requests may ask for a vector for each token.
+   *
+   * @generated from field: bool has_token_vectors = 12;
+   */
+  hasTokenVectors: boolean;
 };
 
 /**
@@ -1629,7 +1769,7 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
  * Use `create(TextEncoderSchema)` to create a new message.
  */
 export const TextEncoderSchema: GenMessage<TextEncoder> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 31);
+  messageDesc(file_attention_v1_attention, 33);
 
 /**
  * What sets a text classifier or reranker apart. Its context vectors are one row
@@ -1679,6 +1819,20 @@ export type TextClassifier = Message<"attention.v1.TextClassifier"> & {
    * @generated from field: bool returns_raw_scores = 6;
    */
   returnsRawScores: boolean;
+
+  /**
+   * Names of the prompts, such as instructions of a causal reranker.
+   *
+   * @generated from field: repeated string prompts = 7;
+   */
+  prompts: string[];
+
+  /**
+   * Name of the prompt of requests that do not name one; empty for none.
+   *
+   * @generated from field: string default_prompt = 8;
+   */
+  defaultPrompt: string;
 };
 
 /**
@@ -1686,7 +1840,7 @@ export type TextClassifier = Message<"attention.v1.TextClassifier"> & {
  * Use `create(TextClassifierSchema)` to create a new message.
  */
 export const TextClassifierSchema: GenMessage<TextClassifier> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 32);
+  messageDesc(file_attention_v1_attention, 34);
 
 /**
  * Which keys a query row may attend to, by the rule of the model itself.
@@ -1715,7 +1869,7 @@ export type AttentionPattern = Message<"attention.v1.AttentionPattern"> & {
  * Use `create(AttentionPatternSchema)` to create a new message.
  */
 export const AttentionPatternSchema: GenMessage<AttentionPattern> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 33);
+  messageDesc(file_attention_v1_attention, 35);
 
 /**
  * One version of one model.
@@ -1875,7 +2029,7 @@ export type Model = Message<"attention.v1.Model"> & {
  * Use `create(ModelSchema)` to create a new message.
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 34);
+  messageDesc(file_attention_v1_attention, 36);
 
 /**
  * Whether a model can be used.
@@ -1909,7 +2063,7 @@ export enum Model_State {
  * Describes the enum attention.v1.Model.State.
  */
 export const Model_StateSchema: GenEnum<Model_State> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 34, 0);
+  enumDesc(file_attention_v1_attention, 36, 0);
 
 /**
  * Asks for the description of every model.
@@ -1924,7 +2078,7 @@ export type ListModelsRequest = Message<"attention.v1.ListModelsRequest"> & {
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 35);
+  messageDesc(file_attention_v1_attention, 37);
 
 /**
  * Describes every model of the repository.
@@ -1945,7 +2099,7 @@ export type ListModelsResponse = Message<"attention.v1.ListModelsResponse"> & {
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 36);
+  messageDesc(file_attention_v1_attention, 38);
 
 /**
  * Asks for the description of one model.
@@ -1973,7 +2127,7 @@ export type GetModelRequest = Message<"attention.v1.GetModelRequest"> & {
  * Use `create(GetModelRequestSchema)` to create a new message.
  */
 export const GetModelRequestSchema: GenMessage<GetModelRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 37);
+  messageDesc(file_attention_v1_attention, 39);
 
 /**
  * Describes one model.
@@ -1994,7 +2148,7 @@ export type GetModelResponse = Message<"attention.v1.GetModelResponse"> & {
  * Use `create(GetModelResponseSchema)` to create a new message.
  */
 export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 38);
+  messageDesc(file_attention_v1_attention, 40);
 
 /**
  * Element types, all little-endian.

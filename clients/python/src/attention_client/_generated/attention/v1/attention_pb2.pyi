@@ -221,9 +221,9 @@ class TextSequences(_message.Message):
     INPUT_KIND_FIELD_NUMBER: _builtins.int
     RAW_SCORES_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """For text encoders with prompts: the name of the prompt that is put before
-    each text; empty for none. If absent, the model's default prompt, if it has
-    one.
+    """For text encoders and causal rerankers with prompts: the name of the prompt that
+    is put before each text or pair; empty for none. If absent, the model's default
+    prompt, if it has one.
     """
     truncate: _builtins.bool
     """Whether a text with more tokens than the model takes is cut. Otherwise such a
@@ -248,8 +248,10 @@ class TextSequences(_message.Message):
 
     @_builtins.property
     def pairs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For text classifiers: the second text of each pair; empty, or as many as
-        texts. Of a pair that is truncated, the longer text is cut, and then both.
+        """For text classifiers and multi-vector encoders: the second text of each pair;
+        empty, or as many as texts. A multi-vector encoder compares a query with a
+        document. Of a pair that a classifier truncates, the longer text is cut, and then
+        both.
         """
 
     def __init__(
@@ -406,6 +408,66 @@ class EmbeddingOptions(_message.Message):
 Global___EmbeddingOptions: _TypeAlias = EmbeddingOptions  # noqa: Y015
 
 @_typing.final
+class SparseOptions(_message.Message):
+    """Asks a text encoder for one sparse vector for each text: weights of token ids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_K_FIELD_NUMBER: _builtins.int
+    top_k: _builtins.int
+    """Largest number of weights of each text, of which the largest are returned; 0 for
+    all that the model has.
+    """
+    def __init__(
+        self,
+        *,
+        top_k: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparseOptions: _TypeAlias = SparseOptions  # noqa: Y015
+
+@_typing.final
+class SparseVectors(_message.Message):
+    """Sparse vectors of all sequences."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    INDICES_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of weights of each sequence; may be 0."""
+
+    @_builtins.property
+    def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The token ids of all sequences, concatenated; ascending in each."""
+
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The weight of each token id; none is 0."""
+
+    def __init__(
+        self,
+        *,
+        lengths: _abc.Iterable[_builtins.int] | None = ...,
+        indices: _abc.Iterable[_builtins.int] | None = ...,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "lengths", b"lengths", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparseVectors: _TypeAlias = SparseVectors  # noqa: Y015
+
+@_typing.final
 class AttentionMask(_message.Message):
     """Which keys each query row may attend to, one mask per sequence."""
 
@@ -489,6 +551,8 @@ class AttendRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUT_NAMES_FIELD_NUMBER: _builtins.int
     CONTEXT_ID_FIELD_NUMBER: _builtins.int
+    SPARSE_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_VECTORS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name or alias of the model. For texts to a text encoder or classifier it may be
     empty: the server's default model if it is of this kind (--model-id), otherwise
@@ -513,6 +577,14 @@ class AttendRequest(_message.Message):
     a causal rule, a window, ALiBi or rotary position embedding. By default they
     count from 0 for cross-attention; for self-attention, the query rows are the
     last rows of the context.
+
+    For multi-vector encoders: stored documents, with which every text is compared as
+    a query. context_vectors then has, for each query, a row of one score for each
+    document.
+    """
+    return_token_vectors: _builtins.bool
+    """For text encoders: whether the response has token_vectors beside what `embedding`
+    and `sparse` ask for, all of it from one run.
     """
     @_builtins.property
     def query(self) -> Global___VectorSequences:
@@ -573,6 +645,12 @@ class AttendRequest(_message.Message):
         not optional.
         """
 
+    @_builtins.property
+    def sparse(self) -> Global___SparseOptions:
+        """For text encoders with sparse embeddings: if present, the response has
+        sparse_embeddings, and context_vectors only if `embedding` is present too.
+        """
+
     def __init__(
         self,
         *,
@@ -593,10 +671,12 @@ class AttendRequest(_message.Message):
         inputs: _abc.Iterable[Global___NamedTensors] | None = ...,
         output_names: _abc.Iterable[_builtins.str] | None = ...,
         context_id: _builtins.str = ...,
+        sparse: Global___SparseOptions | None = ...,
+        return_token_vectors: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head_selection", b"head_selection", "key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head_selection", b"head_selection", "key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "sparse", b"sparse", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_id", b"context_id", "embedding", b"embedding", "head_selection", b"head_selection", "inputs", b"inputs", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "output_names", b"output_names", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_offsets", b"return_offsets", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_id", b"context_id", "embedding", b"embedding", "head_selection", b"head_selection", "inputs", b"inputs", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "output_names", b"output_names", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_offsets", b"return_offsets", "return_token_vectors", b"return_token_vectors", "return_weights", b"return_weights", "sparse", b"sparse", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_query_input: _TypeAlias = _typing.Literal["query", "token_ids", "text"]  # noqa: Y015
     _WhichOneofArgType_query_input: _TypeAlias = _typing.Literal["query_input", b"query_input"]  # noqa: Y015
@@ -606,7 +686,7 @@ Global___AttendRequest: _TypeAlias = AttendRequest  # noqa: Y015
 
 @_typing.final
 class Context(_message.Message):
-    """Key and value rows that a model has projected."""
+    """Key and value rows that a model has projected, or the token vectors of documents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -617,6 +697,7 @@ class Context(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The same model, rows, mask and order of appends have the same id on every
     server.
@@ -636,6 +717,8 @@ class Context(_message.Message):
     """
     shared: _builtins.bool
     """Whether all callers may use it."""
+    documents: _builtins.int
+    """Number of documents, of a multi-vector encoder."""
     def __init__(
         self,
         *,
@@ -646,10 +729,11 @@ class Context(_message.Message):
         bytes: _builtins.int = ...,
         expires_at: _builtins.int = ...,
         shared: _builtins.bool = ...,
+        documents: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "expires_at", b"expires_at", "id", b"id", "model_name", b"model_name", "model_version", b"model_version", "rows", b"rows", "shared", b"shared"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "documents", b"documents", "expires_at", b"expires_at", "id", b"id", "model_name", b"model_name", "model_version", b"model_version", "rows", b"rows", "shared", b"shared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -668,6 +752,7 @@ class PutContextRequest(_message.Message):
     MASK_FIELD_NUMBER: _builtins.int
     TTL_SECONDS_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -688,6 +773,12 @@ class PutContextRequest(_message.Message):
     def mask(self) -> Global___AttentionMask:
         """A mask of KIND_KEYS hides rows from every query; if absent, none is hidden."""
 
+    @_builtins.property
+    def text(self) -> Global___TextSequences:
+        """For multi-vector encoders, in place of key and value: documents, whose token
+        vectors are stored. Their input_kind is INPUT_KIND_DOCUMENT unless it is set.
+        """
+
     def __init__(
         self,
         *,
@@ -698,10 +789,11 @@ class PutContextRequest(_message.Message):
         mask: Global___AttentionMask | None = ...,
         ttl_seconds: _builtins.int = ...,
         shared: _builtins.bool = ...,
+        text: Global___TextSequences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "text", b"text", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "shared", b"shared", "ttl_seconds", b"ttl_seconds", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "shared", b"shared", "text", b"text", "ttl_seconds", b"ttl_seconds", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -744,6 +836,7 @@ class AppendContextRequest(_message.Message):
     MASK_FIELD_NUMBER: _builtins.int
     TTL_SECONDS_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -764,6 +857,10 @@ class AppendContextRequest(_message.Message):
     def mask(self) -> Global___AttentionMask:
         """Hides some of the further rows."""
 
+    @_builtins.property
+    def text(self) -> Global___TextSequences:
+        """For multi-vector encoders: further documents."""
+
     def __init__(
         self,
         *,
@@ -774,10 +871,11 @@ class AppendContextRequest(_message.Message):
         mask: Global___AttentionMask | None = ...,
         ttl_seconds: _builtins.int = ...,
         id: _builtins.str = ...,
+        text: Global___TextSequences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "text", b"text", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "ttl_seconds", b"ttl_seconds", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "text", b"text", "ttl_seconds", b"ttl_seconds", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1176,6 +1274,8 @@ class AttendResponse(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    SPARSE_EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    TOKEN_VECTORS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -1230,6 +1330,16 @@ class AttendResponse(_message.Message):
         context_vectors, whose rows are the scores of the texts or pairs.
         """
 
+    @_builtins.property
+    def sparse_embeddings(self) -> Global___SparseVectors:
+        """Present if the request has `sparse`: one for each text."""
+
+    @_builtins.property
+    def token_vectors(self) -> Global___VectorSequences:
+        """Present if the request set return_token_vectors: one row for each token, without
+        the tokens that a multi-vector encoder skips.
+        """
+
     def __init__(
         self,
         *,
@@ -1243,10 +1353,12 @@ class AttendResponse(_message.Message):
         outputs: _abc.Iterable[Global___NamedTensors] | None = ...,
         model_digest: _builtins.str = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
+        sparse_embeddings: Global___SparseVectors | None = ...,
+        token_vectors: Global___VectorSequences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "token_offsets", b"token_offsets"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "sparse_embeddings", b"sparse_embeddings", "token_offsets", b"token_offsets", "token_vectors", b"token_vectors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "labels", b"labels", "model_digest", b"model_digest", "model_name", b"model_name", "model_version", b"model_version", "outputs", b"outputs", "token_counts", b"token_counts", "token_offsets", b"token_offsets", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "labels", b"labels", "model_digest", b"model_digest", "model_name", b"model_name", "model_version", b"model_version", "outputs", b"outputs", "sparse_embeddings", b"sparse_embeddings", "token_counts", b"token_counts", "token_offsets", b"token_offsets", "token_vectors", b"token_vectors", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1541,10 +1653,15 @@ class TextEncoder(_message.Message):
     TRUNCATES_FIELD_NUMBER: _builtins.int
     TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
     QUANTISATION_RANGES_FIELD_NUMBER: _builtins.int
+    SPARSE_WIDTH_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
+    HAS_TOKEN_VECTORS_FIELD_NUMBER: _builtins.int
     num_layers: _builtins.int
     """Number of layers, L."""
     embedding_width: _builtins.int
-    """Number of elements of an embedding."""
+    """Number of elements of an embedding; 0 if it has none, as encoders of sparse
+    vectors or of several vectors for each text.
+    """
     normalised: _builtins.bool
     """Whether embeddings have length 1."""
     default_prompt: _builtins.str
@@ -1553,6 +1670,15 @@ class TextEncoder(_message.Message):
     """Whether long texts are truncated unless a request says otherwise."""
     truncation_side: Global___TruncationSide.ValueType
     """Which end of a long text is cut off unless a request says otherwise."""
+    sparse_width: _builtins.int
+    """Exclusive upper bound of the token ids of sparse embeddings; 0 if it has none."""
+    similarity: _builtins.str
+    """Of a multi-vector encoder, how a query is compared with a document: "maxsim" is
+    the sum, and "meanmaxsim" the mean, over the query's token vectors of the largest
+    dot product with a token vector of the document. Empty for other encoders.
+    """
+    has_token_vectors: _builtins.bool
+    """Whether requests may ask for a vector for each token."""
     @_builtins.property
     def dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The numbers of elements that embeddings can be shortened to."""
@@ -1581,10 +1707,13 @@ class TextEncoder(_message.Message):
         truncates: _builtins.bool = ...,
         truncation_side: Global___TruncationSide.ValueType = ...,
         quantisation_ranges: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        sparse_width: _builtins.int = ...,
+        similarity: _builtins.str = ...,
+        has_token_vectors: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_prompt", b"default_prompt", "dimensions", b"dimensions", "embedding_width", b"embedding_width", "normalised", b"normalised", "num_layers", b"num_layers", "prompts", b"prompts", "quantisation_ranges", b"quantisation_ranges", "truncates", b"truncates", "truncation_side", b"truncation_side"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_prompt", b"default_prompt", "dimensions", b"dimensions", "embedding_width", b"embedding_width", "has_token_vectors", b"has_token_vectors", "normalised", b"normalised", "num_layers", b"num_layers", "prompts", b"prompts", "quantisation_ranges", b"quantisation_ranges", "similarity", b"similarity", "sparse_width", b"sparse_width", "truncates", b"truncates", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1604,6 +1733,8 @@ class TextClassifier(_message.Message):
     TRUNCATES_FIELD_NUMBER: _builtins.int
     TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
     RETURNS_RAW_SCORES_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROMPT_FIELD_NUMBER: _builtins.int
     family: _builtins.str
     """The family of the model, such as "bert"."""
     activation: _builtins.str
@@ -1614,9 +1745,15 @@ class TextClassifier(_message.Message):
     """Which end of a long text is cut off unless a request says otherwise."""
     returns_raw_scores: _builtins.bool
     """Whether requests may ask for scores before the activation."""
+    default_prompt: _builtins.str
+    """Name of the prompt of requests that do not name one; empty for none."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The name of each score."""
+
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the prompts, such as instructions of a causal reranker."""
 
     def __init__(
         self,
@@ -1627,10 +1764,12 @@ class TextClassifier(_message.Message):
         truncates: _builtins.bool = ...,
         truncation_side: Global___TruncationSide.ValueType = ...,
         returns_raw_scores: _builtins.bool = ...,
+        prompts: _abc.Iterable[_builtins.str] | None = ...,
+        default_prompt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "family", b"family", "labels", b"labels", "returns_raw_scores", b"returns_raw_scores", "truncates", b"truncates", "truncation_side", b"truncation_side"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "default_prompt", b"default_prompt", "family", b"family", "labels", b"labels", "prompts", b"prompts", "returns_raw_scores", b"returns_raw_scores", "truncates", b"truncates", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
