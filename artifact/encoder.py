@@ -142,7 +142,10 @@ def tolerance_of(output: str, outputs: Container[str], tolerance: Tolerance) -> 
     """The tolerance of an output: of logits beside scores, with four times the absolute difference.
 
     The slope of a sigmoid is 1/4 at most, so that logits differ by four times as much as scores, and more.
+    Weights of tokens have no cosine: a text may have a single token, whose weight may be 0.
     """
+    if output == TOKEN_WEIGHTS:
+        return tolerance.model_copy(update={"cosine": None})
     return tolerance.scaled(4) if output == LOGITS and SCORES in outputs else tolerance
 
 
