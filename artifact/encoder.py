@@ -27,7 +27,7 @@ LEAST_NORM: Final = 1e-12
 
 
 # A number that may be 0.
-Whole: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
+SizeOrZero: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class SparseFacts(Record):
@@ -35,10 +35,10 @@ class SparseFacts(Record):
 
     width: Size
     """Exclusive upper bound of the token ids."""
-    max_active: Whole = 0
+    max_active: SizeOrZero = 0
     """Largest number of weights of a text, of which the largest stay; 0 for no bound. Graphs do not apply
     it."""
-    hidden_ids: tuple[Whole, ...] = ()
+    hidden_ids: tuple[SizeOrZero, ...] = ()
     """Token ids without weights, such as those of special tokens."""
 
 
@@ -48,7 +48,7 @@ class LateInteractionFacts(Record):
     similarity: Literal["maxsim", "meanmaxsim"]
     """The sum or the mean, over the token vectors of a query, of the largest dot product with a token vector
     of the document."""
-    skipped_ids: tuple[Whole, ...] = ()
+    skipped_ids: tuple[SizeOrZero, ...] = ()
     """Token ids without vectors, such as those of punctuation."""
     skipped_kinds: tuple[Literal["query", "document"], ...] = ("document",)
     """The kinds of texts that they are skipped in. Texts that are not queries are documents."""
@@ -61,11 +61,19 @@ class QueryFacts(Record):
 
     adds_special: bool = True
     """Whether special tokens are added."""
-    expansion_id: Whole = 0
+    expansion_id: SizeOrZero = 0
     """The token id that is added to queries with fewer tokens than `expanded_length`. The first id beyond the
     vocabulary stands for a token that others do not attend to."""
-    expanded_length: Whole = 0
+    expanded_length: SizeOrZero = 0
     """See `expansion_id`; 0 if nothing is added."""
+
+    def expand(self, ids: list[int]) -> list[int]:
+        """The token ids of a query, filled up to `expanded_length`."""
+        return ids + [self.expansion_id] * (self.expanded_length - len(ids))
+
+
+# How other texts become token ids.
+NO_QUERY: Final = QueryFacts()
 
 
 class EncoderFacts(Record):
@@ -77,7 +85,7 @@ class EncoderFacts(Record):
     """Number of layers."""
     width: Size
     """Width of a token vector."""
-    embedding_width: Whole
+    embedding_width: SizeOrZero
     """Width of a dense embedding; 0 if it has none."""
     row_elements: Size
     """Elements that a run holds at a time for each token, attention scores excluded."""
@@ -103,7 +111,7 @@ class EncoderFacts(Record):
     """For encoders with sparse embeddings."""
     late_interaction: LateInteractionFacts | None = None
     """For multi-vector encoders."""
-    query: QueryFacts = QueryFacts()
+    query: QueryFacts = NO_QUERY
     """How queries become token ids."""
     token_limits: dict[Literal["query", "document"], Size] = Field(default_factory=dict)
     """By kind of texts, the largest number of tokens, if it is below that of the model."""
@@ -156,3 +164,46 @@ def quantise(embeddings: NDArray[Any], data_type: str, largest: float) -> NDArra
     integers = np.clip(scaled, -LARGEST_INTEGER, LARGEST_INTEGER).astype(np.int8)
     # Bytes wrap: 255 + 128 is 127, as -1 + 128.
     return integers if data_type == "INT8" else integers.view(np.uint8) + np.uint8(LARGEST_INTEGER + 1)
+
+
+def select_weights(weights: NDArray[Any], facts: SparseFacts, most: int = 0) -> NDArray[np.intp]:
+    """The token ids, ascending, of a sparse embedding that is a weight of each token id (V,).
+
+    Args:
+        weights: 0 for most ids.
+        facts: Those of the model.
+        most: Number of weights that stay: the largest by their absolute values, and of equal ones those of
+            the lowest ids. 0 for all. NaN counts as the largest value, so that it is not lost.
+    """
+    (ids,) = np.nonzero(weights)
+    if facts.hidden_ids:
+        ids = ids[~np.isin(ids, facts.hidden_ids)]
+    if not 0 < most < len(ids):
+        return ids
+    sizes = np.abs(weights[ids])
+    sizes[np.isnan(sizes)] = np.inf
+    least = np.partition(sizes, -most)[-most]
+    is_kept = sizes > least
+    (equal,) = np.nonzero(sizes == least)
+    is_kept[equal[: most - np.count_nonzero(is_kept)]] = True
+    largest: NDArray[np.intp] = ids[is_kept]
+    return largest
+
+
+def largest_weights(weights: NDArray[Any], ids: NDArray[Any], width: int) -> NDArray[Any]:
+    """The weight of each token id (width,): the largest of those (T,) of its tokens, 0 without one."""
+    largest = np.zeros(width, weights.dtype)
+    largest[ids] = -np.inf
+    with np.errstate(invalid="ignore"):  # NaN, which stays
+        np.maximum.at(largest, ids, weights)
+    return largest
+
+
+def has_vectors(ids: NDArray[Any], facts: LateInteractionFacts, kind: str) -> NDArray[np.bool_]:
+    """Which tokens (T,) of a text have vectors; `kind` is query for queries, and anything for documents."""
+    is_kept = np.ones(len(ids), np.bool_)
+    if facts.skipped_ids and ("query" if kind == "query" else "document") in facts.skipped_kinds:
+        is_kept = ~np.isin(ids, facts.skipped_ids)
+    if facts.skips_first:
+        is_kept[:1] = False
+    return is_kept

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attention_serving.artifact.encoder import SPARSE_EMBEDDING
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import compare
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import Outputs, run_batch
+from attention_serving.server.engine.types import SPARSE_INDICES, SPARSE_VALUES, Array
 from attention_serving.server.observe.metrics import AuditResult, Metrics
 from attention_serving.server.process.canary import MAX_TIME_FRACTION, Withdraw
 from attention_serving.server.threads import PeriodicThread
@@ -68,7 +70,7 @@ class Sample:
             if change and array.dtype == np.float32:
                 inputs[name] = array * random.choice(factors, array.shape)
         (outputs,), _ = run_batch(self.model, self.graph, [replace(self.sequence, inputs=inputs)])
-        return {name: array[np.newaxis] for name, array in outputs.items()}
+        return fill_weights({name: array[np.newaxis] for name, array in outputs.items()}, self.model)
 
 
 class Audit(PeriodicThread):
@@ -169,8 +171,8 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
         MemoryError: The run needs more memory than the arena may take.
         Exception: The run fails.
     """
-    tolerance = sample.model.manifest.tolerance
-    ratio, error, name = max(compare(sample.outputs, sample.run_alone(), tolerance))
+    tolerance, outputs = sample.model.manifest.tolerance, fill_weights(sample.outputs, sample.model)
+    ratio, error, name = max(compare(outputs, sample.run_alone(), tolerance))
     if ratio <= MAX_RATIO:
         return AuditResult.PASSED, ""
     reason = (
@@ -180,10 +182,23 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
     fields = {"model": sample.model.name, "version": sample.model.version, "reason": reason}
     log.warning("sequence differs from itself alone", extra=fields)
     again, changed = sample.run_alone(), sample.run_alone(ROUNDING[sample.model.manifest.precision])
-    ratio, *_ = max(compare(sample.outputs, again, tolerance))
+    ratio, *_ = max(compare(outputs, again, tolerance))
     rounding, *_ = max(compare(changed, again, tolerance))
     is_real = ratio > MAX_RATIO and ratio > MAX_ROUNDINGS * rounding
     return AuditResult.FAILED if is_real else AuditResult.EXPLAINED, reason
+
+
+def fill_weights(outputs: Outputs, model: LoadedModel) -> Outputs:
+    """The outputs with the weights of all token ids (1, V) in place of those that are not 0.
+
+    A weight that rounding makes 0 is absent from the latter.
+    """
+    if SPARSE_INDICES not in outputs or model.encoder is None or model.encoder.sparse is None:
+        return outputs
+    weights: Array = np.zeros((1, model.encoder.sparse.width), np.float32)
+    weights[0, outputs[SPARSE_INDICES]] = outputs[SPARSE_VALUES]
+    further = {name: array for name, array in outputs.items() if name not in (SPARSE_INDICES, SPARSE_VALUES)}
+    return {**further, SPARSE_EMBEDDING: weights}
 
 
 def comparison_graph(
@@ -197,9 +212,11 @@ def comparison_graph(
         sequence: A sequence of the run.
         count: The number of sequences of the run.
     """
+    if sequence.encoder_outputs is not None and sequence.encoder_outputs.most_weights:
+        return None  # rounding may decide which of two weights is among the largest
     if count > 1:
         return sequence.plan.graph
     plain = GraphKind.PLAIN if sequence.mask is None else GraphKind.MASK
-    selects = sequence.spans is not None or sequence.head_selection is not None
+    selects = sequence.encoder_outputs is not None or sequence.head_selection is not None
     is_comparable = graph is not plain and graph not in IN_BLOCKS.values() and not selects
     return plain if is_comparable and plain in model.sessions else None
