@@ -101,6 +101,7 @@ def tokenize_texts(
         text_options = {
             PAIRS: decoded.second_texts,
             PROMPT: decoded.prompt is not None,
+            INPUT_KIND: decoded.input_kind,
             TRUNCATE: decoded.truncate is not None,
             RETURN_OFFSETS: decoded.return_offsets,
         }
