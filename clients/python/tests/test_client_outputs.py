@@ -28,7 +28,7 @@ SPARSE = pb.SparseVectors(lengths=[2, 0], indices=[3, 8], values=[0.5, -1])
         (None, {"embedding"}),
         (["dense"], {"embedding"}),
         (["sparse"], {"sparse"}),
-        (["token_vectors"], set()),  # what a request without the others returns
+        (["token_vectors"], {"return_token_vectors"}),
         (["sparse", "token_vectors", "sparse"], {"sparse", "return_token_vectors"}),
         (ALL, {"embedding", "sparse", "return_token_vectors"}),
     ],

@@ -223,7 +223,7 @@ def _decode_token_vectors(
     """As `_decode`, the token vectors (T, d) of each text or sequence."""
     rows: list[FloatArray] = []
     for response, request in zip(responses, requests, strict=True):
-        message = response.token_vectors if request.return_token_vectors else response.context_vectors
+        message = response.token_vectors
         flat = widen(message.data_type, message.data).astype(np.float32)
         if len(message.lengths) != _count(request) or flat.size != sum(message.lengths) * message.width:
             raise ValueError(f"it does not contain the token vectors of {_count(request)} texts")
@@ -348,8 +348,7 @@ def _request(
     if "sparse" in outputs:
         request.sparse.SetInParent()
         request.sparse.top_k = 0 if embed.top_k is None else whole_number("top_k", embed.top_k, 1, MAX_INDEX)
-    # Without either, token vectors are what a request returns.
-    request.return_token_vectors = "token_vectors" in outputs and len({*outputs}) > 1
+    request.return_token_vectors = "token_vectors" in outputs
     if (data_type := OUTPUT_TYPES[embed.output_type]) is not None:
         request.output_data_type = data_type
     if embed.normalised is not None:
