@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from attention_serving.artifact.encoder import EMBEDDING
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import KEY_POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import requests, responses
@@ -43,6 +43,7 @@ from attention_serving.server.engine.errors import (
     ModelNotFoundError,
     quoted,
 )
+from attention_serving.server.engine.facts import EMBEDS, TOKEN_VECTORS
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Model
 from attention_serving.server.engine.requests.request import Request
@@ -95,11 +96,12 @@ class Attend(InferenceMethod):
 
     def _model_name(self, parsed: Parsed[Any], call: Call) -> str:
         name, message = super()._model_name(parsed, call), parsed.message
-        if name or not (message.HasField("text") or message.HasField("embedding")):
+        heads, text = requests.requested_heads(message), message.text
+        if name or not (message.HasField("text") or heads):
             return name
-        text = message.text
         classifies = text.return_labels or text.raw_scores or parsed.contents("text", "pairs")
-        return default_model(self._engine.repository, call, "classifier" if classifies else "encoder")
+        kind: ModelKind = "classifier" if classifies else "encoder"
+        return default_model(self._engine.repository, call, kind, heads=heads)
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
@@ -115,11 +117,10 @@ class Attend(InferenceMethod):
                 responses.encode_named, prefix=prefix, names=names, datatype=datatype, has_batch=has_batch
             )
             return decoded, ReplyTemplate(encode)
-        embeds, has_texts = message.HasField("embedding"), message.HasField("text")
-        if embeds and model.encoder is None:
-            raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
+        heads, has_texts = requests.requested_heads(message), message.HasField("text")
+        outputs = requests.encoder_outputs(message, model)
         requests.check_first_output(model)
-        decoded = requests.decode(parsed, requests.map_fields_to_inputs(model), allowance)
+        decoded = requests.decode(parsed, requests.map_fields_to_inputs(model), allowance, outputs)
         decoded.deadline = deadline
         decoded = tokenize_texts(decoded, model, allowance.limits, allowance.reservation)
         prefix = responses.encode_reply_header(decoded, model, has_texts=has_texts)
@@ -128,7 +129,7 @@ class Attend(InferenceMethod):
                 problem = f"model: {model.name!r} is not a text classifier"
                 raise ModelNotFoundError(problem, field="model_name")
             prefix += pb.AttendResponse(labels=model.classifier.labels).SerializeToString()
-        first = EMBEDDING if embeds else ""
+        first = (EMBEDDING if EMBEDS in heads else None) if heads else ""
         if message.text.raw_scores and not (first := model.raw_scores_output):
             is_earlier = model.classifier is not None
             problem = "has none: export it again" if is_earlier else "is not a text classifier"
@@ -144,6 +145,7 @@ class Attend(InferenceMethod):
                 model, datatype, decoded.dimensions, normalised=decoded.normalised
             ),
             weights_name=weights,
+            token_vectors=CONTEXT_VECTORS if TOKEN_VECTORS in heads else "",
         )
         return decoded, ReplyTemplate(encode)
 
@@ -287,7 +289,8 @@ class Tokens(ModelMethod):
         decoded = DecodedRequest(texts=texts, second_texts=pairs, deadline=call.deadline, **options)
         bounds = TextLimits(limits.max_text_bytes, tokens=limits.max_result_bytes // LEAST_TOKEN_BYTES)
         if text.truncate:
-            bounds = bounds._replace(text_tokens=text_limits(model, limits).text_tokens)
+            most = text_limits(model, limits, decoded.input_kind).text_tokens
+            bounds = bounds._replace(text_tokens=most)
         adds_special = not parsed.message.omit_special_tokens
         flags = {"offsets": not pairs, "special": True, "adds_special": adds_special}
         encoded = encode_texts(decoded, model, limits, reservation, bounds, ENCODED_BYTES, **flags)

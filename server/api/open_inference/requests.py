@@ -9,13 +9,13 @@ clients encode or trace, have no effect.
 
 import math
 import struct
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
 from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, GraphKind
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.shared_memory import SharedMemory, Slice
@@ -88,7 +88,7 @@ def is_slow(parsed: Parsed[pb.ModelInferRequest]) -> bool:
 def decode(
     parsed: Parsed[pb.ModelInferRequest],
     model: LoadedModel,
-    outputs: Container[str],
+    outputs: Collection[str],
     deadline: float,
     allowance: Allowance,
     memory: SharedMemory,
@@ -146,7 +146,7 @@ def decode(
         second_texts=second_texts,
         mask=None if mask is None else _decode_mask(mask, model, padded, lengths),
         return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
-        return_tokens=CONTEXT_VECTORS in outputs,
+        output_names=outputs,
         dimensions=dimensions or 0,
         prompt=parameter(parameters, "prompt", str, "a string"),
         truncate=parameter(parameters, "truncate", bool, "a boolean"),
