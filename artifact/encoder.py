@@ -67,6 +67,10 @@ class QueryFacts(Record):
     expanded_length: Whole = 0
     """See `expansion_id`; 0 if nothing is added."""
 
+    def expand(self, ids: list[int]) -> list[int]:
+        """The token ids of a query, filled up to `expanded_length`."""
+        return ids + [self.expansion_id] * (self.expanded_length - len(ids))
+
 
 # How other texts become token ids.
 NO_QUERY: Final = QueryFacts()
