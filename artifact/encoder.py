@@ -194,7 +194,8 @@ def largest_weights(weights: NDArray[Any], ids: NDArray[Any], width: int) -> NDA
     """The weight of each token id (width,): the largest of those (T,) of its tokens, 0 without one."""
     largest = np.zeros(width, weights.dtype)
     largest[ids] = -np.inf
-    np.maximum.at(largest, ids, weights)
+    with np.errstate(invalid="ignore"):  # NaN, which stays
+        np.maximum.at(largest, ids, weights)
     return largest
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
-from attention_serving.artifact.encoder import QueryFacts, tolerance_of
+from attention_serving.artifact.encoder import NO_QUERY, tolerance_of
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.golden import Arrays, GoldenCase, golden_cases
 from attention_serving.artifact.keys import PublicKey
@@ -279,7 +279,7 @@ def _tokens(
     most = manifest.max_lengths.get(str(inputs[0].axes[1]), sys.maxsize)
     if facts is not None:
         most = facts.token_limits.get("query" if is_query else "document", most)
-    query = facts.query if facts is not None and is_query else QueryFacts()
+    query = facts.query if facts is not None and is_query else NO_QUERY
     second_texts = () if second is None else (second,)
     encoded = tokenizer.encode(
         (text,),
@@ -287,10 +287,9 @@ def _tokens(
         second_texts=second_texts,
         cut=manifest.truncation_side,
         types=len(inputs) > 1,
-        adds_special=query.adds_special,
+        query=query,
     )
-    ids = np.array(query.expand(encoded.ids.rows.tolist()), np.int64)
-    columns = [ids] if encoded.types is None else [ids, encoded.types.rows]
+    columns = [encoded.ids.rows] if encoded.types is None else [encoded.ids.rows, encoded.types.rows]
     return {spec.name: rows[np.newaxis] for spec, rows in zip(inputs, columns, strict=False)}
 
 
