@@ -73,7 +73,7 @@ def encode_embeddings(
     embed: EmbeddingInputs,
     spans: SpanList | SpanLists | None = None,
     *,
-    warns: bool = True,
+    streams: bool = False,
 ) -> EncodedCall[Any]:
     """Encodes a call with texts or token ids, as one request or several.
 
@@ -83,7 +83,7 @@ def encode_embeddings(
         options: What every request states.
         embed: The inputs, and what the call states beside them; None leaves it to the model.
         spans: The parts of the texts that get an embedding each.
-        warns: Whether to warn of texts that were cut because the model says so.
+        streams: Whether it is one request of a stream, whose result states itself which texts were cut.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or value.
@@ -94,7 +94,7 @@ def encode_embeddings(
     form, items, unit = _read_inputs(embed)
     sizes = list(map(len, items))
     arrays = _read_spans(spans, sizes, unit, form)
-    if "token_vectors" in outputs:
+    if "token_vectors" in outputs and not streams:
         parts = _split([size + ADDED_TOKENS for size in sizes], most=MAX_VECTOR_CHARACTERS)
     else:
         parts = _split(sizes, arrays)
@@ -114,7 +114,7 @@ def encode_embeddings(
     decoders = {"dense": decode_dense, "sparse": _decode_sparse, "token_vectors": _decode_token_vectors}
 
     def decode(responses: Sequence[pb.AttendResponse]) -> Any:
-        _warn(responses, warns=warns and embed.truncate is None)
+        _warn(responses, warns=not streams and embed.truncate is None)
         decoded = {output: decoders[output](responses, requests) for output in outputs}
         if form is InputForm.SINGLE:
             decoded = {output: rows[0] for output, rows in decoded.items()}
@@ -246,10 +246,9 @@ def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> Encode
     Raises:
         InvalidArgumentError: As `encode_embeddings`, or there are more inputs than one request takes.
     """
-    call = encode_embeddings(options, item, warns=False)
+    call = encode_embeddings(options, item, streams=True)
     if len(call.requests) > 1:
-        most = "4 MiB, or with token vectors 16,384 characters, in all"
-        raise invalid("inputs", f"at most {MAX_SEQUENCES} texts of {most}", "more for one request")
+        raise invalid("inputs", f"at most {MAX_SEQUENCES} texts of 4 MiB in all", "more for one request")
 
     def decode(responses: Sequence[pb.AttendResponse]) -> AttentionResult[Any]:
         return result_of(responses[0], call.decoder(responses))

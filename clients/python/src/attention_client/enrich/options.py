@@ -202,8 +202,8 @@ def _absolute(path: str | PathLike[str]) -> str:
 def _read_outputs(names: str | Iterable[str]) -> str:
     """Names separated by commas, or in a list, each once and in the order of OUTPUTS."""
     items = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-    if unknown := [name for name in items if name not in OUTPUTS] or [None][len(items) :]:
-        raise EnrichError(f"outputs has {unknown[0]!r}; it must have one or more of {', '.join(OUTPUTS)}")
+    if not items or not set(items) <= set(OUTPUTS):
+        raise EnrichError(f"outputs is {names!r}; it must have one or more of {', '.join(OUTPUTS)}")
     return ",".join(name for name in OUTPUTS if name in items)
 
 
