@@ -156,3 +156,13 @@ def quantise(embeddings: NDArray[Any], data_type: str, largest: float) -> NDArra
     integers = np.clip(scaled, -LARGEST_INTEGER, LARGEST_INTEGER).astype(np.int8)
     # Bytes wrap: 255 + 128 is 127, as -1 + 128.
     return integers if data_type == "INT8" else integers.view(np.uint8) + np.uint8(LARGEST_INTEGER + 1)
+
+
+def has_vectors(ids: NDArray[Any], facts: LateInteractionFacts, kind: str) -> NDArray[np.bool_]:
+    """Which tokens (T,) of a text have vectors; `kind` is query for queries, and anything for documents."""
+    is_kept = np.ones(len(ids), np.bool_)
+    if facts.skipped_ids and ("query" if kind == "query" else "document") in facts.skipped_kinds:
+        is_kept = ~np.isin(ids, facts.skipped_ids)
+    if facts.skips_first:
+        is_kept[:1] = False
+    return is_kept

@@ -1,5 +1,7 @@
 """Stored contexts: keys and values that are projected once, and that many requests attend to.
 
+Those of a multi-vector encoder are documents: see `server.engine.requests.late_interaction`.
+
 A context belongs to a loaded model, and is gone with it. Its id is a hash of the artifact and of the rows, so
 that every server gives the same rows the same id. `LoadedModel.with_context` makes a model that
 takes queries only. Requests of one context are therefore batched like those of any model, except
@@ -180,8 +182,8 @@ class ContextStore:
                 path = self._folder / _file_name(model, context.id, _key(context)[0])
                 os.utime(path, (context.expires_at, context.expires_at))
 
-    def check_size(self, size: int) -> None:
-        """Checks whether a context of that many bytes could be stored.
+    def check_size(self, size: int, field: str = "key") -> None:
+        """Checks whether a context of that many bytes, of a field of the request, could be stored.
 
         Raises:
             LimitExceededError: It is larger than all contexts may be.
@@ -191,7 +193,7 @@ class ContextStore:
             raise UnsupportedError(DISABLED_MESSAGE)
         if size > self.limit_bytes:
             message = f"the context would take {size} bytes; all contexts may take {self.limit_bytes}"
-            raise LimitExceededError("key", message)
+            raise LimitExceededError(field, message)
 
     def drop(self, model: LoadedModel, context_id: str, caller: str) -> None:
         """Removes a context of a caller, from the folder too. Other processes keep what they have in memory.
@@ -374,7 +376,8 @@ def context_id(model: LoadedModel, parent: str, arrays: Mapping[str, Array]) -> 
     Args:
         model: The model of the repository.
         parent: Id of the context that the rows are appended to; empty for a new one.
-        arrays: The inputs of `LoadedModel.projector` and the positions of the rows.
+        arrays: The inputs of `LoadedModel.projector` and the positions of the rows, or the token ids of
+            documents with their lengths and kind.
     """
     return _hash(f"{model.digest}{parent}", arrays)
 

@@ -116,6 +116,9 @@ class Attend(InferenceMethod):
             )
             return decoded, ReplyTemplate(encode)
         embeds, has_texts = message.HasField("embedding"), message.HasField("text")
+        has_documents = model.context is not None or bool(parsed.contents(TEXT, "pairs"))
+        if has_texts and has_documents and model.late_interaction is not None:
+            return self._decode_comparison(parsed, model, deadline, allowance)
         if embeds and model.encoder is None:
             raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
         requests.check_first_output(model)
@@ -146,6 +149,23 @@ class Attend(InferenceMethod):
             weights_name=weights,
         )
         return decoded, ReplyTemplate(encode)
+
+
+    def _decode_comparison(
+        self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
+    ) -> tuple[DecodedRequest, ReplyTemplate]:
+        """Decodes a request for the scores of pairs, or of queries with stored documents."""
+        rule = "pairs or stored documents of a multi-vector encoder, whose response has their scores only"
+        requests.check_fields(parsed, requests.FIELDS_ALLOWED_WITH_SCORES, rule)
+        decoded = requests.decode(parsed, {}, allowance)
+        decoded.deadline = deadline
+        decoded, comparison = tokenize_comparison(decoded, model, *allowance)
+        prefix = responses.encode_reply_header(decoded, model) + pb.AttendResponse(
+            token_counts=comparison.token_counts, truncated=comparison.truncated
+        ).SerializeToString()
+        datatype = requests.output_type(parsed.message)
+        encode = partial(responses.encode, prefix=prefix, datatype=datatype, first=SCORES)
+        return decoded, ReplyTemplate(encode, is_cacheable=False, steps=comparison.steps)
 
 
 class AttendStream(Attend):

@@ -52,10 +52,10 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), plans)), 0
     if decoded.dimensions or decoded.head_selection or decoded.spans or decoded.offsets:
         result_bytes, work_bytes = check_selection(decoded, model, plans, result_bytes)
-    if result_bytes > limits.max_result_bytes:
+    if result_bytes > (most_bytes := decoded.max_result_bytes or limits.max_result_bytes):
         field = model.inputs[0].name if decoded.spans is None else SPANS
         field = RETURN_WEIGHTS if decoded.return_weights else field
-        problem = f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
+        problem = f"the result would be {result_bytes} bytes; the limit is {most_bytes}"
         raise LimitExceededError(field, problem)
     largest = max(plans, key=attrgetter("run_bytes"))
     if (size := largest.run_bytes) > limits.max_run_bytes:
