@@ -68,6 +68,10 @@ class QueryFacts(Record):
     """See `expansion_id`; 0 if nothing is added."""
 
 
+# How other texts become token ids.
+NO_QUERY: Final = QueryFacts()
+
+
 class EncoderFacts(Record):
     """A text encoder."""
 
@@ -103,7 +107,7 @@ class EncoderFacts(Record):
     """For encoders with sparse embeddings."""
     late_interaction: LateInteractionFacts | None = None
     """For multi-vector encoders."""
-    query: QueryFacts = QueryFacts()
+    query: QueryFacts = NO_QUERY
     """How queries become token ids."""
     token_limits: dict[Literal["query", "document"], Size] = Field(default_factory=dict)
     """By kind of texts, the largest number of tokens, if it is below that of the model."""
@@ -156,6 +160,38 @@ def quantise(embeddings: NDArray[Any], data_type: str, largest: float) -> NDArra
     integers = np.clip(scaled, -LARGEST_INTEGER, LARGEST_INTEGER).astype(np.int8)
     # Bytes wrap: 255 + 128 is 127, as -1 + 128.
     return integers if data_type == "INT8" else integers.view(np.uint8) + np.uint8(LARGEST_INTEGER + 1)
+
+
+def select_weights(weights: NDArray[Any], facts: SparseFacts, most: int = 0) -> NDArray[np.intp]:
+    """The token ids, ascending, of a sparse embedding that is a weight of each token id (V,).
+
+    Args:
+        weights: 0 for most ids.
+        facts: Those of the model.
+        most: Number of weights that stay: the largest by their absolute values, and of equal ones those of
+            the lowest ids. 0 for all. NaN counts as the largest value, so that it is not lost.
+    """
+    (ids,) = np.nonzero(weights)
+    if facts.hidden_ids:
+        ids = ids[~np.isin(ids, facts.hidden_ids)]
+    if not 0 < most < len(ids):
+        return ids
+    sizes = np.abs(weights[ids])
+    sizes[np.isnan(sizes)] = np.inf
+    least = np.partition(sizes, -most)[-most]
+    is_kept = sizes > least
+    (equal,) = np.nonzero(sizes == least)
+    is_kept[equal[: most - np.count_nonzero(is_kept)]] = True
+    largest: NDArray[np.intp] = ids[is_kept]
+    return largest
+
+
+def largest_weights(weights: NDArray[Any], ids: NDArray[Any], width: int) -> NDArray[Any]:
+    """The weight of each token id (width,): the largest of those (T,) of its tokens, 0 without one."""
+    largest = np.zeros(width, weights.dtype)
+    largest[ids] = -np.inf
+    np.maximum.at(largest, ids, weights)
+    return largest
 
 
 def has_vectors(ids: NDArray[Any], facts: LateInteractionFacts, kind: str) -> NDArray[np.bool_]:

@@ -176,8 +176,8 @@ class InferenceMethod(ABC):
             decoded.caller = call.caller
             if model.encoder is None:
                 model = view
-            elif stored and reply.steps is None:
-                raise InvalidRequestError(CONTEXT_ID, "has documents; only Attend with text compares queries")
+            elif stored:
+                _check_comparison(reply)
             return decoded, self._engine.validate(model, decoded), reply
         except Exception as error:
             self._engine.report_failure(model, error, reservation)
@@ -317,6 +317,12 @@ class RequestCache:
         self._entries.move_to_end(size)
         if len(self._entries) > CACHED_SIZES:
             self._entries.popitem(last=False)
+
+
+def _check_comparison(reply: ReplyTemplate) -> None:
+    """Refuses a request with stored documents that would not be compared with them."""
+    if reply.steps is None:
+        raise InvalidRequestError(CONTEXT_ID, "has documents, and the request no texts to compare with them")
 
 
 def _is_cacheable(decoded: DecodedRequest, model: LoadedModel) -> bool:

@@ -4,7 +4,7 @@ Who calls, and the right for the method, are checked before: see `server.api.adm
 is checked here, once the request has named it, before anyone looks for the model.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -43,7 +43,12 @@ CALL_KINDS: Mapping[tuple[bool, bool], CallKind] = {
     (True, False): "client stream",
     (True, True): "ordered stream",
 }
-ModelKind: TypeAlias = Literal["encoder", "classifier"]
+ModelKind: TypeAlias = Literal["encoder", "classifier", "late_interaction"]
+KIND_NAMES: Mapping[ModelKind, str] = {
+    "encoder": "text encoders",
+    "classifier": "text classifiers",
+    "late_interaction": "multi-vector encoders",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -172,11 +177,12 @@ def find_model(find: Callable[[str, str, Permit], M], call: Call, right: Right, 
         raise ModelNotFoundError(message, field=error.field) from None
 
 
-def default_model(repository: Repository, call: Call, *kinds: ModelKind) -> str:
+def default_model(repository: Repository, call: Call, *kinds: ModelKind, heads: Collection[str] = ()) -> str:
     """The name of the model of a request for texts that names none.
 
     That is the server's default model, unless it is of another kind or the caller may not use it; otherwise
-    the only one of the first kind of which there are any that the caller may use.
+    the only one of the first kind of which there are any that the caller may use. Of several text encoders,
+    those count that have the heads that are asked for.
 
     Raises:
         InvalidRequestError: There is none, or there are several.
@@ -187,11 +193,14 @@ def default_model(repository: Repository, call: Call, *kinds: ModelKind) -> str:
     if default and all(is_of_kind) and has_right(call, Right.INFER, default):
         return default
     for kind in kinds:
-        if len(names := {model.name for model in models if getattr(model, kind)}) == 1:
+        of_kind = [model for model in models if getattr(model, kind)]
+        suited = [model for model in of_kind if model.heads.keys() >= set(heads)] or of_kind
+        if len(names := {model.name for model in suited}) == 1:
             return names.pop()
         if names:
             break
-    problem = f"is required: {len(names)} text {kind}s are ready"
+    kinds = (kind,) if names else kinds
+    problem = f"is required: {len(names)} {' or '.join(KIND_NAMES[kind] for kind in kinds)} are ready"
     advice = "send the name of one, or the header model-id over HTTP, or start the server with --model-id"
     raise InvalidRequestError("model_name", f"{problem}; {advice}")
 

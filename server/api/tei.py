@@ -37,7 +37,10 @@ MODEL_TYPES = tei.MODEL_TYPE_EMBEDDING, tei.MODEL_TYPE_RERANKER, tei.MODEL_TYPE_
 # answer. Tokens and scores have the members of messages.
 FORMS: Mapping[str, tuple[type[TextBody], Callable[[Any], Any]]] = {
     "Embed": (text_bodies.EmbedRequest, lambda rows: tei.EmbedResponse(embeddings=rows[0].tolist())),
-    "EmbedSparse": (text_bodies.EmbedSparseRequest, lambda _: tei.EmbedSparseResponse()),
+    "EmbedSparse": (
+        text_bodies.EmbedSparseRequest,
+        lambda texts: tei.EmbedSparseResponse(sparse_embeddings=texts[0]),
+    ),
     "EmbedAll": (text_bodies.EmbedAllRequest, lambda texts: _token_embeddings(texts[0].tolist())),
     "Predict": (text_bodies.ClassifyRequest, lambda labels: tei.PredictResponse(predictions=labels)),
     "PredictPair": (text_bodies.ClassifyRequest, lambda labels: tei.PredictResponse(predictions=labels)),

@@ -18,17 +18,17 @@ from pydantic import BeforeValidator, Field, model_validator
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api import schemas
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 INPUT = "input"
 # A number in JSON has fewer characters, with a comma.
 JSON_BYTES_PER_NUMBER = 16
-NO_SPARSE = "no model of this server has sparse embeddings; ask for dense ones"
 EMPTY = "is empty; at least one text is required"
 INPUTS = "must be a text, a pair [text, text], or a list of such lists of one text or two, all of one size"
 # A reply in base64, like binary tensors, has the numbers of a model as they are.
 NO_EMBEDDING = f"its embedding {schemas.NOT_FINITE}; encoding_format base64 returns it"
+NO_SPARSE_EMBEDDING = f"its sparse embedding {schemas.NOT_FINITE}; attention.v1 returns it"
 NO_SCORE = f"its score {schemas.NOT_FINITE}; POST /v2/models/MODEL/infer returns it as binary data"
 # The type that the server is asked for, by a type of embeddings in Cohere's API; 0 for that of the model.
 TYPES: dict[str, Any] = {"int8": pb.DATA_TYPE_INT8, "uint8": pb.DATA_TYPE_UINT8}
@@ -274,7 +274,7 @@ class EmbedRequest(EmbeddingRequest):
 
 
 class EmbedAllRequest(TextsRequest):
-    """As TEI's API has it: a vector for each token, special tokens included."""
+    """As TEI's API has it: a vector for each token, special tokens included unless the model skips them."""
 
     def document(self, replies: Sequence[pb.AttendResponse], memory: Reservation) -> Any:
         """The vectors of each text."""
@@ -282,12 +282,29 @@ class EmbedAllRequest(TextsRequest):
         return np.split(rows, np.cumsum(replies[0].context_vectors.lengths)[:-1])
 
 
-class EmbedSparseRequest(EmbedAllRequest):
-    """As TEI's API has it. No model has sparse embeddings."""
+class EmbedSparseRequest(TextsRequest):
+    """As TEI's API has it, with `top_k` in addition: the largest number of weights of a text."""
 
-    def message(self, max_bytes: int) -> pb.AttendRequest:  # noqa: ARG002 - as of the others
-        """Raises UnsupportedError."""
-        raise UnsupportedError(NO_SPARSE)
+    top_k: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+
+    def message(self, max_bytes: int) -> pb.AttendRequest:
+        """The texts with the option of sparse embeddings."""
+        message = super().message(max_bytes)
+        message.sparse.CopyFrom(pb.SparseOptions(top_k=self.top_k or 0))
+        return message
+
+    def document(self, replies: Sequence[pb.AttendResponse], memory: Reservation) -> Any:
+        """The token ids and weights of each text."""
+        vectors = replies[0].sparse_embeddings
+        memory.add(schemas.OBJECT_BYTES * len(vectors.values))
+        values = np.split(np.array(vectors.values, np.float32), np.cumsum(vectors.lengths)[:-1])
+        largest = np.array([np.abs(weights).max(initial=0) for weights in values])
+        schemas.check_finite(INPUT, largest, NO_SPARSE_EMBEDDING)
+        indices = iter(vectors.indices)
+        return [
+            [{"index": index, "value": value} for value, index in zip(weights, indices, strict=False)]
+            for weights in values
+        ]
 
 
 class Sentences(schemas.Body):

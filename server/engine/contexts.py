@@ -31,6 +31,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from attention_serving.artifact.encoder import CONTEXT_VECTORS
 from attention_serving.artifact.manifest import KEY_POSITIONS, PROJECTED
 from attention_serving.server.engine.errors import (
     ContextNotFoundError,
@@ -40,7 +41,13 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import ContextModel, LoadedModel
-from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
+from attention_serving.server.engine.types import (
+    CONTEXT_BYTES,
+    DOCUMENT_LENGTHS,
+    DOCUMENT_VECTORS,
+    Array,
+    Context,
+)
 
 log = logging.getLogger(__name__)
 # The caller who may use a context, empty if all may, and its id.
@@ -398,13 +405,13 @@ def projected_inputs(projector: LoadedModel, rows: Mapping[str, Array], position
 
 
 def join_tensors(
-    parent: Context | None, positions: Array, projected: Mapping[str, Sequence[Array]]
+    positions: Array, parent: Context | None, projected: Mapping[str, Sequence[Array]]
 ) -> dict[str, Array]:
     """The tensors of a context: those of the context that it continues, and further ones.
 
     Args:
-        parent: The context that is continued; None for a new one.
         positions: (T,).
+        parent: The context that is continued; None for a new one.
         projected: (Hkv, T, d) by name, as `GraphKind.PROJECT` returns them for one sequence.
     """
     new: dict[str, Array] = {name: projected[name][0][np.newaxis] for name in PROJECTED}
@@ -413,6 +420,17 @@ def join_tensors(
         return {name: array.copy() for name, array in new.items()}
     axes = dict.fromkeys(PROJECTED, 2) | {KEY_POSITIONS: 1}
     return {name: np.concatenate([parent.tensors[name], new[name]], axis) for name, axis in axes.items()}
+
+
+def join_documents(parent: Context | None, outputs: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
+    """As `join_tensors`, of documents: their token vectors (T, d) are `CONTEXT_VECTORS`."""
+    vectors = outputs[CONTEXT_VECTORS]
+    parts = {DOCUMENT_VECTORS: list(vectors), DOCUMENT_LENGTHS: [np.array([*map(len, vectors)], np.int64)]}
+    earlier = {} if parent is None else parent.tensors
+    return {
+        name: np.concatenate([*([earlier[name]] if earlier else []), *arrays])
+        for name, arrays in parts.items()
+    }
 
 
 def _key(context: Context) -> Key:

@@ -1,13 +1,14 @@
 """What is known of a model by its manifest: what it takes and returns, and the sizes of its runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
 
 from attention_serving.artifact.encoder import (
     ATTENTION_WEIGHTS,
+    CONTEXT_VECTORS,
     LOGITS,
     SCORES,
     ClassifierFacts,
@@ -45,10 +46,14 @@ PAIR_TENSORS = {
     GraphKind.MASK: 1.25,
     GraphKind.WEIGHTS: 3.25,
     GraphKind.TOKENS: 1.25,
+    GraphKind.QUERY: 0.0,
     # Of one block.
     GraphKind.BLOCKS: 1.5,
     GraphKind.MASK_BLOCKS: 2.75,
 }
+# What a text encoder may return for a text, by the field of requests that asks for it.
+EMBEDS, SPARSE, TOKEN_VECTORS = "embedding", "sparse", "return_token_vectors"
+HEADS = {EMBEDS: "dense embeddings", SPARSE: "sparse embeddings", TOKEN_VECTORS: "token vectors"}
 # Heads that are expected of a module that does not state them.
 UNKNOWN_HEADS = 8
 
@@ -142,7 +147,17 @@ class ModelFacts:
     def outputs(self) -> dict[str, TensorSpec]:
         """Every output that a request may ask for, by name."""
         graphs = self.manifest.graphs
-        return {spec.name: spec for spec in graphs.get(GraphKind.WEIGHTS, graphs[GraphKind.PLAIN]).outputs}
+        first = GraphKind.WEIGHTS if GraphKind.WEIGHTS in graphs else GraphKind.PLAIN
+        kinds = (first, GraphKind.TOKENS) if GraphKind.TOKENS in graphs else (first,)
+        return {spec.name: spec for kind in kinds for spec in graphs[kind].outputs}
+
+    @cached_property
+    def heads(self) -> Mapping[str, str]:
+        """The heads of a text encoder, a part of `HEADS`; empty for any other model."""
+        if (encoder := self.encoder) is None:
+            return {}
+        has = encoder.embedding_width, encoder.sparse, CONTEXT_VECTORS in self.outputs
+        return {field: name for (field, name), is_there in zip(HEADS.items(), has, strict=True) if is_there}
 
     @cached_property
     def length_limits(self) -> dict[str, dict[str, int]]:
@@ -262,7 +277,11 @@ class ModelFacts:
 
     def run_bytes(self, kind: GraphKind, batch: int, lengths: Sequence[int]) -> int:
         """Expected memory of one run on this machine, in bytes; arguments as for `seconds`."""
+        if kind is GraphKind.QUERY:  # looks up a weight for each token
+            return 4 * batch * ROW_TENSORS * lengths[0]
         rows = sum(map(mul, lengths, self._row_elements))
+        if self.encoder is not None and self.encoder.sparse is not None:
+            rows += self.encoder.sparse.width  # the weights of all token ids
         return int(4 * batch * (rows + self.pair_elements(kind, lengths)))
 
     def pair_elements(self, kind: GraphKind, lengths: Sequence[int]) -> float:

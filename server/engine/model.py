@@ -17,6 +17,7 @@ from attention_serving.artifact.manifest import (
     Cost,
     Graph,
     GraphKind,
+    TensorSpec,
     all_sizes,
 )
 from attention_serving.server.engine.costs import UNTIMED, Costs, Pace, RunCost
@@ -298,6 +299,12 @@ class QueryModel(ContextModel):
         return 1, (query_rows,)
 
 
+def output_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
+    """The size of an output of one sequence, given that of each symbolic axis."""
+    axes = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
+    return np.dtype(spec.data_type).itemsize * math.prod(axes)
+
+
 # Functions of a model are cached by references that do not keep it alive. References to one model are equal.
 @lru_cache(maxsize=CACHED_PLANS)
 def _pair_tensors(reference: Callable[[], Any], kind: GraphKind, lengths: tuple[int, ...]) -> float:
@@ -339,11 +346,8 @@ def _plan(reference: Callable[[], Any], kind: GraphKind, lengths: tuple[int, ...
     """The derived sizes of a sequence of a graph: see `LoadedModel.plan`."""
     model: LoadedModel = reference()
     sizes = all_sizes(dict(zip(model.axes, lengths, strict=True)), model.manifest.derived_axes)
-    kind_alone, result_bytes = model.sequence_graph(kind, lengths), 0
+    kind_alone = model.sequence_graph(kind, lengths)
     padded = model.padded_lengths(kind_alone, lengths)
-    for spec in model.manifest.graphs[kind].outputs:
-        axes = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
-        result_bytes += np.dtype(spec.data_type).itemsize * math.prod(axes)
     return SequencePlan(
         sizes=sizes,
         lengths=lengths,
@@ -351,7 +355,7 @@ def _plan(reference: Callable[[], Any], kind: GraphKind, lengths: tuple[int, ...
         seconds=model.seconds(kind_alone, 1, padded),
         fixed_seconds=model.run_cost(kind_alone).fixed,
         run_bytes=model.run_bytes(kind_alone, 1, padded),
-        result_bytes=result_bytes,
+        result_bytes=sum(output_bytes(spec, sizes) for spec in model.manifest.graphs[kind].outputs),
         rows=sum(model.rows(lengths)),
         computed_rows=sum(model.rows(padded)),
         runs_alone=model.manifest.runs_alone or kind_alone is not kind,

@@ -7,7 +7,7 @@ deadline and caller of a decoded request, and the store of contexts what it know
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -26,6 +26,8 @@ BITS_PER_BYTE = 8
 CONTEXT_BYTES = 32 << 10
 # The tensors of stored documents: their token vectors (sum of lengths, d), and the lengths (documents,).
 DOCUMENT_VECTORS, DOCUMENT_LENGTHS = "document_vectors", "document_lengths"
+# Of results: the token ids (n,) uint32 and the weights (n,) float32 of a sparse embedding.
+SPARSE_INDICES, SPARSE_VALUES = "sparse_indices", "sparse_values"
 
 
 @dataclass(eq=False, slots=True)
@@ -78,6 +80,22 @@ class Mask:
         return np.unpackbits(self.data.view(np.uint8), count=count, bitorder="little").view(np.bool_)
 
 
+class EncoderOutputs(NamedTuple):
+    """What a result has of the heads of a text encoder.
+
+    Attributes:
+        names: The outputs that it is made of. Others of the graph are dropped after the run.
+        most_weights: Makes `SPARSE_INDICES` and `SPARSE_VALUES` of the output with weights: the largest so
+            many, 0 for all. None without sparse embeddings.
+        kind: The kind of the texts, as of a `DecodedRequest`: of token vectors, those that a multi-vector
+            encoder skips in such texts are dropped.
+    """
+
+    names: frozenset[str]
+    most_weights: int | None = None
+    kind: str = ""
+
+
 class HeadSelection(NamedTuple):
     """Some layers and heads of attention weights, counted from 0, in the order of the result.
 
@@ -101,7 +119,9 @@ class DecodedRequest:
         mask: None if every key may be attended to.
         return_weights: Whether the result contains the attention weights.
         head_selection: Which of them, if the result contains them; None for all.
-        return_tokens: For text encoders: whether the result contains a vector for each token.
+        output_names: Outputs that the result contains, if the cheapest graph does not have all of them.
+        encoder_outputs: For text encoders: what the result has in place of all outputs as they are.
+        kinds: The kind of each sequence if they differ; otherwise empty.
         dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
         normalised: For text encoders: whether embeddings have length 1; None for the setting of the model.
         prompt: For texts: the name of the prompt that is put before each, empty for none; None for that of
@@ -127,7 +147,9 @@ class DecodedRequest:
     mask: Mask | None = None
     return_weights: bool = False
     head_selection: HeadSelection | None = None
-    return_tokens: bool = False
+    output_names: Collection[str] = ()
+    encoder_outputs: EncoderOutputs | None = None
+    kinds: tuple[str, ...] = ()
     dimensions: int = 0
     normalised: bool | None = None
     prompt: str | None = None
@@ -218,7 +240,8 @@ class Result:
 
     Attributes:
         outputs: For each output one array per sequence, in the request's order: `context_vectors` (Tq, d_out)
-            and, if requested, `attention_weights` (H, Tq, Tk).
+            and, if requested, `attention_weights` (H, Tq, Tk); of a sparse embedding `SPARSE_INDICES` and
+            `SPARSE_VALUES`.
     """
 
     outputs: Mapping[str, list[Array]]

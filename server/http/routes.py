@@ -176,7 +176,7 @@ ROUTES = (
     _text("/v2/embed", EMBEDS, text_bodies.CohereEmbedV2Request),
     _text("/embed", EMBEDS, text_bodies.EmbedRequest),
     _text("/embed_all", "Computes a vector for each token.", text_bodies.EmbedAllRequest),
-    _text("/embed_sparse", "Is refused: no model has them.", text_bodies.EmbedSparseRequest),
+    _text("/embed_sparse", "Computes sparse embeddings of texts.", text_bodies.EmbedSparseRequest),
     _text("/similarity", "Compares a sentence with others.", text_bodies.SimilarityRequest),
     _text("/v1/rerank /v2/rerank", SORTS, text_bodies.RerankRequest),
     _text("/rerank", SORTS, text_bodies.RankRequest, text_bodies.rerank_body),

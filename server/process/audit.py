@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attention_serving.artifact.encoder import SPARSE_EMBEDDING
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import compare
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import Outputs, run_batch
+from attention_serving.server.engine.types import SPARSE_INDICES, SPARSE_VALUES, Array
 from attention_serving.server.observe.metrics import AuditResult, Metrics
 from attention_serving.server.process.canary import MAX_TIME_FRACTION, Withdraw
 from attention_serving.server.threads import PeriodicThread
@@ -68,7 +70,7 @@ class Sample:
             if change and array.dtype == np.float32:
                 inputs[name] = array * random.choice(factors, array.shape)
         (outputs,), _ = run_batch(self.model, self.graph, [replace(self.sequence, inputs=inputs)])
-        return {name: array[np.newaxis] for name, array in outputs.items()}
+        return comparable_outputs(outputs, self.model)
 
 
 class Audit(PeriodicThread):
@@ -129,7 +131,7 @@ class Audit(PeriodicThread):
             inputs = {name: array.copy() for name, array in sequence.inputs.items()}
             mask = None if sequence.mask is None else sequence.mask.copy()
             copy = replace(sequence, inputs=inputs, mask=mask)
-            results = {name: array[np.newaxis].copy() for name, array in results.items()}
+            results = comparable_outputs(results, model)
             run = f"a run of {len(sequences)} on graph {graph}"
             self._samples.append(Sample(model, alone, run, copy, results, size, time.monotonic()))
 
@@ -186,6 +188,19 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
     return AuditResult.FAILED if is_real else AuditResult.EXPLAINED, reason
 
 
+def comparable_outputs(outputs: Outputs, model: LoadedModel) -> Outputs:
+    """Copies of the outputs of a sequence, (1, ...) by name.
+
+    Of a sparse embedding, the weights of all token ids: one that rounding makes 0 is absent from the others.
+    """
+    copies = {name: array[np.newaxis].copy() for name, array in outputs.items()}
+    if SPARSE_INDICES in copies and model.encoder is not None and model.encoder.sparse is not None:
+        weights: Array = np.zeros((1, model.encoder.sparse.width), np.float32)
+        weights[0, copies.pop(SPARSE_INDICES)] = copies.pop(SPARSE_VALUES)
+        copies[SPARSE_EMBEDDING] = weights
+    return copies
+
+
 def comparison_graph(
     model: LoadedModel, graph: GraphKind, sequence: SequenceInputs, count: int
 ) -> GraphKind | None:
@@ -197,9 +212,11 @@ def comparison_graph(
         sequence: A sequence of the run.
         count: The number of sequences of the run.
     """
+    if sequence.encoder_outputs is not None and sequence.encoder_outputs.most_weights:
+        return None  # rounding may decide which of two weights is among the largest
     if count > 1:
         return sequence.plan.graph
     plain = GraphKind.PLAIN if sequence.mask is None else GraphKind.MASK
-    selects = sequence.spans is not None or sequence.head_selection is not None
+    selects = sequence.encoder_outputs is not None or sequence.head_selection is not None
     is_comparable = graph is not plain and graph not in IN_BLOCKS.values() and not selects
     return plain if is_comparable and plain in model.sessions else None

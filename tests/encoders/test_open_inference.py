@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
 
 from scripts.local_server import ServerProcess
@@ -53,3 +54,28 @@ def test_prompt_dimensions_and_truncation_as_parameters(server: ServerProcess) -
     whole = expected_of("bert", "query: a", normalised=True).embedding.numpy()[:8]
     assert_allclose(result["embedding"][0], whole / np.linalg.norm(whole), rtol=RTOL, atol=ATOL)
     assert result["lengths"].tolist() == [len("query: a") + 2, encoders.POSITIONS]
+
+
+def test_the_kind_of_texts_and_the_side_of_truncation_as_parameters(server: ServerProcess) -> None:
+    kind = ask(server, "a", parameters={"input_kind": "query"})
+    assert_allclose(kind["embedding"], ask(server, "a", parameters={"prompt": "query"})["embedding"], rtol=0)
+    text = "a" + "dessert " * 200 + "b"
+    for side, kept in (("right", text[: encoders.POSITIONS - 2]), ("left", text[2 - encoders.POSITIONS :])):
+        cut = ask(server, text, parameters={"truncate": True, "truncation_side": side})
+        expected = expected_of("bert", kept, normalised=True).embedding.numpy()
+        assert_allclose(cut["embedding"][0], expected, rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"input_kind": "passage"}, "input_kind: is 'passage'; must be one of query, document"),
+        ({"truncation_side": 1}, "truncation_side: must be one of right, left"),
+        ({"input_kind": "query", "prompt": ""}, "cannot be combined with prompt"),
+    ],
+)
+def test_wrong_parameters_of_texts_are_refused(
+    server: ServerProcess, parameters: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(triton.TritonError, match=message):
+        ask(server, "a", parameters=parameters)

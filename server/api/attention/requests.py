@@ -6,7 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, QUANTISED
+from attention_serving.artifact.encoder import (
+    ATTENTION_WEIGHTS,
+    CONTEXT_VECTORS,
+    EMBEDDING,
+    QUANTISED,
+)
 from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, POSITIONS, GraphKind
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.tensors import (
@@ -19,14 +24,16 @@ from attention_serving.server.api.tensors import (
 )
 from attention_serving.server.api.wire import Buffer, Parsed
 from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.facts import EMBEDS, HEADS, SPARSE, TOKEN_VECTORS
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.outputs import SPANS
+from attention_serving.server.engine.requests.outputs import SPANS, SPARSE_OUTPUTS
 from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_BYTES, INLINE_MAX_TEXTS
 from attention_serving.server.engine.types import (
     BITS_PER_BYTE,
     Array,
     DecodedRequest,
+    EncoderOutputs,
     HeadSelection,
     Mask,
     MaskKind,
@@ -54,8 +61,11 @@ FIELDS_ALLOWED_WITH_INPUTS = frozenset(
 FIELDS_ALLOWED_WITH_SCORES = frozenset(
     {"id", "model_name", "model_version", "output_data_type", "text", "context_id"}
 )
+FIELDS_OF_DOCUMENTS = frozenset({"id", "model_name", "model_version", "ttl_seconds", "shared", "text"})
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
+# The outputs of graphs that a head is made of.
+OUTPUTS_OF_HEADS = {EMBEDS: (EMBEDDING,), SPARSE: SPARSE_OUTPUTS, TOKEN_VECTORS: (CONTEXT_VECTORS,)}
 # No tensor of a model has more axes.
 MAX_AXES = 32
 UINT32, INT64 = np.dtype("<u4"), np.dtype("<i8")
@@ -76,13 +86,48 @@ def output_type(message: pb.AttendRequest) -> str:
     """
     data_type = message.output_data_type
     datatype = NAME_BY_ENUM.get(data_type, "") if data_type else "FP32"
-    if datatype in QUANTISED and (message.return_weights or not message.HasField("embedding")):
-        rule = f"{datatype} is for embeddings: the request must have `embedding`, and not return_weights"
+    others = message.return_weights or message.return_token_vectors
+    if datatype in QUANTISED and (others or not message.HasField("embedding")):
+        rule = f"{datatype} is for embeddings: the request must have `embedding`, and not "
+        rule += "return_weights or return_token_vectors"
         raise InvalidRequestError("output_data_type", rule)
     if datatype not in (*FLOAT_DTYPE_BY_NAME, *QUANTISED):
         rule = f"is {data_type}; must be one of {', '.join(FLOAT_DTYPE_BY_NAME)}"
         raise InvalidRequestError("output_data_type", rule)
     return datatype
+
+
+def encoder_outputs(message: pb.AttendRequest, model: LoadedModel) -> EncoderOutputs | None:
+    """What a request has of the heads of a text encoder: the token vectors if it asks for none of them.
+
+    None for other models.
+
+    Raises:
+        InvalidRequestError: The model lacks a head, or attention weights are asked for too.
+    """
+    fields, encoder = requested_heads(message), model.encoder
+    if encoder is None:
+        for field in fields:
+            raise InvalidRequestError(field, f"model {model.name!r} is not a text encoder")
+        return None
+    names, most = {ATTENTION_WEIGHTS} if message.return_weights else set[str](), None
+    for field in fields or [TOKEN_VECTORS]:
+        if field not in model.heads:
+            others = " or ".join(f"{other} for its {name}" for other, name in model.heads.items())
+            problem = f"model {model.name!r} has no {HEADS[field]}; send {others}"
+            raise InvalidRequestError(field, problem)
+        if message.return_weights and fields != [EMBEDS] and fields:
+            raise InvalidRequestError("return_weights", f"cannot be combined with {' and '.join(fields)}")
+        names.update(OUTPUTS_OF_HEADS[field])
+    if SPARSE in fields and encoder.sparse is not None:
+        most = message.sparse.top_k or encoder.sparse.max_active
+    kind = _choice("input_kind", message.text.input_kind, pb.InputKind)
+    return EncoderOutputs(frozenset(names), most, kind)
+
+
+def requested_heads(message: pb.AttendRequest) -> list[str]:
+    """The heads that a request asks for, by their fields: see `HEADS`."""
+    return [field.name for field, _ in message.ListFields() if field.name in HEADS]
 
 
 def quantisation_range(
@@ -138,13 +183,16 @@ def map_fields_to_inputs(model: LoadedModel) -> dict[str, str]:
     return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
 
 
-def decode(parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance) -> DecodedRequest:
+def decode(
+    parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance, outputs: EncoderOutputs | None = None
+) -> DecodedRequest:
     """Decodes an AttendRequest. Its arrays share memory with the message where they can.
 
     Args:
         parsed: The request.
         names: The result of `map_fields_to_inputs`.
         allowance: What the request may take.
+        outputs: The result of `encoder_outputs`.
 
     Raises:
         InvalidRequestError: The message contradicts itself, or states no data type.
@@ -167,7 +215,8 @@ def decode(parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance) 
         mask=decode_mask(parsed, allowance) if message.HasField("mask") else None,
         return_weights=message.return_weights,
         head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_head_selection else None,
-        return_tokens=not message.HasField("embedding"),
+        output_names=() if outputs is None else outputs.names,
+        encoder_outputs=outputs,
         dimensions=embedding.dimensions,
         normalised=embedding.normalised if embedding.HasField("normalised") else None,
         spans=_decode_spans(parsed, allowance) if embedding.HasField(SPANS) else None,
@@ -340,7 +389,7 @@ def decode_named(
         inputs=rows,
         mask=None if mask is None else build_mask(*mask, model, rows, has_batch=has_batch),
         return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
-        return_tokens=CONTEXT_VECTORS in outputs,
+        output_names=outputs,
     )
     return decoded, has_batch
 

@@ -11,14 +11,25 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.requests import ENUM_BY_NAME, UINT32
 from attention_serving.server.api.tensors import NAME_BY_DTYPE, OutputPlaceholder, TemplatePart, datatype_of
 from attention_serving.server.api.wire import copy_fields, field_header
+from attention_serving.server.engine.facts import TOKEN_VECTORS
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Model
-from attention_serving.server.engine.types import Context, DecodedRequest, Result
+from attention_serving.server.engine.types import (
+    SPARSE_INDICES,
+    SPARSE_VALUES,
+    Array,
+    Context,
+    DecodedRequest,
+    Result,
+)
 
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
 OFFSET_STARTS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.STARTS_FIELD_NUMBER)
 OFFSET_ENDS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.ENDS_FIELD_NUMBER)
+TOKEN_DATA = (pb.AttendResponse.TOKEN_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
+SPARSE_IDS = (pb.AttendResponse.SPARSE_EMBEDDINGS_FIELD_NUMBER, pb.SparseVectors.INDICES_FIELD_NUMBER)
+SPARSE_WEIGHTS = (pb.AttendResponse.SPARSE_EMBEDDINGS_FIELD_NUMBER, pb.SparseVectors.VALUES_FIELD_NUMBER)
 OUTPUTS, DATA = (pb.AttendResponse.OUTPUTS_FIELD_NUMBER,), (pb.NamedTensors.DATA_FIELD_NUMBER,)
 
 
@@ -50,9 +61,10 @@ def encode(
     prefix: bytes,
     datatype: str = "FP32",
     *,
-    first: str = "",
+    first: str | None = "",
     largest: float = 1.0,
     weights_name: str = "",
+    token_vectors: str = "",
 ) -> list[TemplatePart]:
     """A response, for `ReplyTemplate`.
 
@@ -60,19 +72,33 @@ def encode(
         result: The outputs of each sequence.
         prefix: The result of `encode_reply_header`.
         datatype: The type of real numbers in the response.
-        first: The output in place of context vectors, if the request asked for another.
+        first: The output in place of context vectors, if the request asked for another; None without them.
         largest: See `OutputPlaceholder`.
         weights_name: The output with attention weights; empty if the request did not ask for them.
+        token_vectors: The output with token vectors, if the request asked for them beside others.
     """
     response, outputs = pb.AttendResponse(), result.outputs
-    first = first or (CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs)))
-    # The first output of a non-attention module may be one row for each sequence.
-    rows = [np.atleast_2d(array) for array in outputs[first]]
-    vectors = response.context_vectors
-    vectors.data_type, vectors.width = ENUM_BY_NAME[datatype_of(rows[0], datatype)], rows[0].shape[-1]
-    vectors.lengths.extend([len(array) for array in rows])
-    output = OutputPlaceholder(first, datatype, largest=largest)
-    contents: list[TemplatePart] = [field_header(CONTEXT_DATA, output.size(rows)), output]
+    contents = list[TemplatePart]()
+
+    def add(path: tuple[int, ...], arrays: Sequence[Array], output: OutputPlaceholder) -> None:
+        contents.extend([field_header(path, output.size(arrays)), output])
+
+    if first is not None:
+        first = first or (CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs)))
+    for name, vectors, path in (
+        (first, response.context_vectors, CONTEXT_DATA),
+        (token_vectors, response.token_vectors, TOKEN_DATA),
+    ):
+        if name:
+            # The first output of a non-attention module may be one row for each sequence.
+            rows = [np.atleast_2d(array) for array in outputs[name]]
+            vectors.data_type, vectors.width = ENUM_BY_NAME[datatype_of(rows[0], datatype)], rows[0].shape[-1]
+            vectors.lengths.extend([len(array) for array in rows])
+            add(path, rows, OutputPlaceholder(name, datatype, largest=largest))
+    if SPARSE_INDICES in outputs:
+        response.sparse_embeddings.lengths.extend(map(len, outputs[SPARSE_INDICES]))
+        for name, path in ((SPARSE_INDICES, SPARSE_IDS), (SPARSE_VALUES, SPARSE_WEIGHTS)):
+            add(path, outputs[name], OutputPlaceholder(name))
     if weights := outputs.get(weights_name, ()):
         *layers, heads = weights[0].shape[:-2] or (1,)  # those of an encoder have layers
         response.attention_weights.MergeFrom(
@@ -84,8 +110,7 @@ def encode(
                 key_lengths=[array.shape[-1] for array in weights],
             )
         )
-        output = OutputPlaceholder(weights_name, datatype)
-        contents += [field_header(WEIGHTS_DATA, output.size(weights)), output]
+        add(WEIGHTS_DATA, weights, OutputPlaceholder(weights_name, datatype))
     return [prefix + response.SerializeToString(), *contents]
 
 
@@ -166,7 +191,7 @@ def describe(model: Model, aliases: Iterable[str] = ()) -> pb.Model:
             truncation_side=side,
             sparse_width=0 if encoder.sparse is None else encoder.sparse.width,
             similarity="" if encoder.late_interaction is None else encoder.late_interaction.similarity,
-            has_token_vectors=CONTEXT_VECTORS in model.outputs,
+            has_token_vectors=TOKEN_VECTORS in model.heads,
         ),
         text_classifier=None
         if classifier is None

@@ -9,13 +9,13 @@ clients encode or trace, have no effect.
 
 import math
 import struct
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
 from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, GraphKind
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.shared_memory import SharedMemory, Slice
@@ -28,12 +28,12 @@ from attention_serving.server.api.tensors import (
     from_bytes,
 )
 from attention_serving.server.api.wire import Buffer, Parsed
-from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.errors import InvalidRequestError, quoted
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import check_dimensions
-from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_BYTES, INLINE_MAX_TEXTS, TEXT
-from attention_serving.server.engine.requests.validation import tokenize_texts
+from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_BYTES, INLINE_MAX_TEXTS, TEXT, Side
+from attention_serving.server.engine.requests.validation import INPUT_KIND, tokenize_texts
 from attention_serving.server.engine.types import Array, DecodedRequest, Mask, Ragged, Text
 from attention_serving.server.transport.call import deadline_after
 
@@ -62,6 +62,9 @@ TIMEOUT = "timeout"
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 # A parameter of this server for embeddings: the number of leading elements of each.
 DIMENSIONS = "dimensions"
+# Parameters of this server for texts, and their values.
+INPUT_KINDS = ("query", "document", "classification", "clustering")
+TRUNCATION_SIDE, SIDES = "truncation_side", get_args(Side)
 # Where a tensor is in shared memory.
 REGION, REGION_OFFSET = "shared_memory_region", "shared_memory_offset"
 REGION_SIZE = "shared_memory_byte_size"
@@ -85,7 +88,7 @@ def is_slow(parsed: Parsed[pb.ModelInferRequest]) -> bool:
 def decode(
     parsed: Parsed[pb.ModelInferRequest],
     model: LoadedModel,
-    outputs: Container[str],
+    outputs: Collection[str],
     deadline: float,
     allowance: Allowance,
     memory: SharedMemory,
@@ -143,10 +146,12 @@ def decode(
         second_texts=second_texts,
         mask=None if mask is None else _decode_mask(mask, model, padded, lengths),
         return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
-        return_tokens=CONTEXT_VECTORS in outputs,
+        output_names=outputs,
         dimensions=dimensions or 0,
         prompt=parameter(parameters, "prompt", str, "a string"),
         truncate=parameter(parameters, "truncate", bool, "a boolean"),
+        truncation_side=_choice(parameters, TRUNCATION_SIDE, SIDES),
+        input_kind=_choice(parameters, INPUT_KIND, INPUT_KINDS) or "",
         deadline=min(deadline, deadline_after(microseconds / 1e6)) if microseconds > 0 else deadline,
     )
     return tokenize_texts(decoded, model, allowance.limits, allowance.reservation), sizes
@@ -357,6 +362,15 @@ def parameter(parameters: Parameters, name: str, kind: type[T], words: str, tens
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         field = f"{tensor}.parameters[{name}]" if tensor else name
         raise InvalidRequestError(field, f"must be {words}")
+    return value
+
+
+def _choice(parameters: Parameters, name: str, choices: Sequence[str]) -> Any:
+    """The value of a parameter that is one of some words; None if the request does not have it."""
+    words = f"one of {', '.join(choices)}"
+    value = parameter(parameters, name, str, words)
+    if value is not None and value not in choices:
+        raise InvalidRequestError(name, f"is {quoted(value)}; must be {words}")
     return value
 
 

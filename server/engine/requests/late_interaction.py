@@ -22,11 +22,13 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.outputs import FLOAT_BYTES
 from attention_serving.server.engine.requests.tokenizer import TEXT
 from attention_serving.server.engine.requests.validation import (
     INPUT_KIND,
     PAIRS,
     PROMPT,
+    QUERY,
     tokenize_texts,
 )
 from attention_serving.server.engine.types import (
@@ -45,13 +47,12 @@ from attention_serving.server.engine.types import (
 Step: TypeAlias = Callable[[], object]
 # The vectors (R, d) of some documents, given their slice, and the first and exclusive last of the vectors.
 Window: TypeAlias = Callable[[slice, int, int], Array]
-QUERY, DOCUMENT = "query", "document"
+DOCUMENT = "document"
 # The score of a document without vectors, of which a mean is taken too, as in sentence-transformers.
 EMPTY_SCORE = np.float32(-1e9)
 # Numbers of a block, which stay in the cache: vectors of documents, or their products with a query. And
 # products of a step, which take about ten milliseconds of a core.
 BLOCK_NUMBERS, STEP_PRODUCTS = 1 << 19, 1 << 22
-FLOAT_BYTES = 4
 # The part of the memory of requests that token vectors may take which are not returned.
 RESULT_SHARE = 4
 
@@ -88,16 +89,16 @@ class Comparison:
             result.outputs = {SCORES: [scores[at] for (at,) in self.places]}
             return
         scores, pairs_of = np.empty((len(self.places), 1, 1), np.float32), defaultdict[int, list[int]](list)
-        for at, (query, _) in enumerate(self.places):
-            pairs_of[query].append(at)
-        for query, pairs in pairs_of.items():
+        for at, (place, _) in enumerate(self.places):
+            pairs_of[place].append(at)
+        for place, pairs in pairs_of.items():
             documents = [vectors[self.places[at][1]] for at in pairs]
             lengths, column = np.array([*map(len, documents)]), np.empty(len(pairs), np.float32)
 
             def window(part: slice, _start: int, _end: int, documents: list[Array] = documents) -> Array:
                 return np.concatenate(documents[part])
 
-            yield from self._compare(vectors[query], lengths, window, column)
+            yield from self._compare(vectors[place], lengths, window, column)
             scores[pairs, 0, 0] = column
         result.outputs = {SCORES: list(scores)}
 
@@ -160,8 +161,11 @@ def score_documents(query: Array, rows: Array, lengths: Array) -> Array:
 
 def tokenize_documents(
     decoded: DecodedRequest, model: LoadedModel, limits: Limits, reservation: Reservation
-) -> DecodedRequest:
+) -> tuple[DecodedRequest, Array]:
     """The request with token ids in place of texts, which are documents unless their kind is set.
+
+    Returns:
+        The request, whose result is not to be returned; and the number of vectors of each text (N,).
 
     Raises:
         InvalidRequestError: It states what only other requests may state.
@@ -169,17 +173,16 @@ def tokenize_documents(
     """
     if decoded.second_texts:
         raise InvalidRequestError(PAIRS, "must be empty: each text is a document")
-    kind = decoded.input_kind or DOCUMENT
-    return _tokenize(decoded, decoded.texts, kind, model, limits, reservation)
-
-
-def count_vectors(ids: Ragged, facts: LateInteractionFacts, kind: str) -> Array:
-    """Number of token vectors of each text of a kind, without those of skipped tokens."""
-    kept, starts = has_vectors(ids.rows, facts, kind), np.cumsum(ids.lengths) - ids.lengths
+    kind, facts = decoded.input_kind or DOCUMENT, model.late_interaction
+    if facts is None:
+        raise ValueError(f"{model.name} is not a multi-vector encoder")
+    encoded = _tokenize(decoded, decoded.texts, kind, model, limits, reservation)
+    (ids,) = encoded.inputs.values()
+    counts = np.array(ids.lengths, np.int64)
+    kept, starts = has_vectors(ids.rows, facts, kind), counts.cumsum() - counts
     if facts.skips_first:
         kept[starts] = False
-    counts: Array = np.add.reduceat(kept, starts, dtype=np.int64)
-    return counts
+    return encoded, np.add.reduceat(kept, starts, dtype=np.int64)
 
 
 def tokenize_comparison(
@@ -192,8 +195,8 @@ def tokenize_comparison(
     Returns:
         The request, and what is compared after its run.
     """
-    (spec,), encoder, context = model.inputs, model.encoder, model.context
-    if encoder is None or encoder.late_interaction is None:
+    (spec,), facts, context = model.inputs, model.late_interaction, model.context
+    if facts is None or model.encoder is None:
         raise ValueError(f"{model.name} is not a multi-vector encoder")
     columns, count = {QUERY: decoded.texts, DOCUMENT: decoded.second_texts}, len(decoded.texts)
     limits.check_sequences(TEXT, count)
@@ -213,7 +216,11 @@ def tokenize_comparison(
     for kind, texts in columns.items():
         distinct = tuple(dict.fromkeys(texts))
         places = {text: len(lengths) + at for at, text in enumerate(distinct)}
-        encoded = _tokenize(decoded, distinct, kind, model, limits, reservation)
+        try:
+            encoded = _tokenize(decoded, distinct, kind, model, limits, reservation)
+        except InvalidRequestError:  # whose index should be that among all texts
+            _tokenize(decoded, texts, kind, model, limits, reservation)
+            raise
         ids = encoded.inputs[spec.name]
         sequences.append([places[text] for text in texts])
         cut |= {len(lengths) + at for at in encoded.truncated}
@@ -223,11 +230,11 @@ def tokenize_comparison(
         rows.append(ids.rows)
     if context is not None:
         longest.append(int(context.tensors[DOCUMENT_LENGTHS].max()))
-    block = max(BLOCK_NUMBERS, longest[1] * max(longest[0], encoder.width))
+    block = max(BLOCK_NUMBERS, longest[1] * max(longest[0], model.encoder.width))
     reservation.add(2 * FLOAT_BYTES * block + 2 * size)
     places_of_texts = list(zip(*sequences, strict=True))
     comparison = Comparison(
-        facts=encoder.late_interaction,
+        facts=facts,
         places=places_of_texts,
         token_counts=[sum(lengths[at] for at in places) for places in places_of_texts],
         truncated=[at for at, places in enumerate(places_of_texts) if cut.intersection(places)],
@@ -258,6 +265,4 @@ def _tokenize(
         encoder_outputs=EncoderOutputs(frozenset({CONTEXT_VECTORS}), kind=kind),
         max_result_bytes=size,
     )
-    return tokenize_texts(
-        request, model, dataclasses.replace(limits, max_result_bytes=size), reservation
-    )
+    return tokenize_texts(request, model, dataclasses.replace(limits, max_result_bytes=size), reservation)

@@ -1,4 +1,4 @@
-"""What requests select of a model's outputs: certain heads, embeddings of spans, shortened embeddings.
+"""What requests select of a model's outputs: heads, embeddings of spans, shortened and sparse embeddings.
 
 A span is a part of a text or sequence. The whole text runs through the encoder before the vectors of a span's
 tokens are pooled, so that each span is embedded in its context. Source: Günther et al., "Late Chunking:
@@ -17,12 +17,31 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts, shorten
+from attention_serving.artifact.encoder import (
+    CONTEXT_VECTORS,
+    EMBEDDING,
+    SPARSE_EMBEDDING,
+    TOKEN_WEIGHTS,
+    EncoderFacts,
+    has_vectors,
+    largest_weights,
+    select_weights,
+    shorten,
+)
 from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
-from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model import LoadedModel, output_bytes
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts
-from attention_serving.server.engine.types import Array, DecodedRequest, HeadSelection, Ragged, SequencePlan
+from attention_serving.server.engine.types import (
+    SPARSE_INDICES,
+    SPARSE_VALUES,
+    Array,
+    DecodedRequest,
+    EncoderOutputs,
+    HeadSelection,
+    Ragged,
+    SequencePlan,
+)
 
 LAYERS: Final = "head_selection.layers"
 HEADS: Final = "head_selection.heads"
@@ -30,16 +49,20 @@ SPANS: Final = "spans"
 DIMENSIONS: Final = "dimensions"
 NORMALISED: Final = "normalised"
 FLOAT_BYTES, SUM_BYTES = 4, 8
+# Of a weight with its token id, in a result and while they are selected.
+WEIGHT_BYTES, SELECTION_BYTES = 8, 32
+SPARSE_OUTPUTS: Final = (SPARSE_EMBEDDING, TOKEN_WEIGHTS)
 
 
 def check_selection(
-    decoded: DecodedRequest, model: LoadedModel, plans: Sequence[SequencePlan], size: int
+    decoded: DecodedRequest, model: LoadedModel, kind: GraphKind, plans: Sequence[SequencePlan], size: int
 ) -> tuple[int, int]:
     """Checks what a request selects; the size of its result, and the memory to make it, in bytes.
 
     Args:
         decoded: The request.
         model: Its model.
+        kind: Its graph.
         plans: The plans of its sequences.
         size: The size of all outputs of its graph.
 
@@ -50,6 +73,11 @@ def check_selection(
     work = 0
     if decoded.dimensions:
         check_dimensions(decoded.dimensions, model)
+    if (outputs := decoded.encoder_outputs) is not None:
+        specs = [spec for spec in model.manifest.graphs[kind].outputs if spec.name in outputs.names]
+        size = sum(_kept_bytes(outputs, spec, plan) for spec in specs for plan in plans)
+        if model.encoder is not None and model.encoder.sparse is not None:  # of one sequence at a time
+            work = SELECTION_BYTES * model.encoder.sparse.width
     if decoded.head_selection is not None and model.weights_output is not None:
         unselected = _unselected_heads(decoded.head_selection, model.weights_output, model.name)
         axes = model.weights_output.axes[-2:]
@@ -61,11 +89,19 @@ def check_selection(
     if decoded.spans is not None and (encoder := model.encoder) is not None:
         lengths = [plan.lengths[0] for plan in plans]
         check_spans(decoded.spans, lengths)
-        embeddings = len(decoded.spans.rows) - len(lengths)
-        size += FLOAT_BYTES * (embeddings * encoder.embedding_width - sum(lengths) * encoder.width)
+        size += FLOAT_BYTES * (len(decoded.spans.rows) - len(lengths)) * encoder.embedding_width
         # One sequence is pooled at a time, in double precision: see `_linear`.
-        work = SUM_BYTES * (1 + max(lengths) + 2 * max(decoded.spans.lengths)) * encoder.width
+        work += SUM_BYTES * (1 + max(lengths) + 2 * max(decoded.spans.lengths)) * encoder.width
     return size, work
+
+
+def _kept_bytes(outputs: EncoderOutputs, spec: TensorSpec, plan: SequencePlan) -> int:
+    """The size of what stays of an output: of weights at most so many as it has elements."""
+    size = output_bytes(spec, plan.sizes)
+    if outputs.most_weights is None or spec.name not in SPARSE_OUTPUTS:
+        return size
+    count = size // FLOAT_BYTES
+    return WEIGHT_BYTES * min(count, outputs.most_weights or count)
 
 
 def _unselected_heads(selection: HeadSelection, weights: TensorSpec, model: str) -> int:
@@ -194,6 +230,8 @@ def is_pooled(decoded: DecodedRequest, model: LoadedModel) -> bool:
     field, poolings = (SPANS, SPAN_POOLINGS) if has_spans else (NORMALISED, POOLINGS)
     if encoder is None or GraphKind.TOKENS not in model.manifest.graphs:
         raise InvalidRequestError(field, f"{name} is not a text encoder with token vectors")
+    if encoder.late_interaction is not None:
+        raise InvalidRequestError(field, f"{name} has token vectors of which embeddings are not pooled")
     for pooling in encoder.pooling:
         if pooling not in poolings:
             rule = f"spans need {' or '.join(poolings)}" if has_spans else "its embeddings are normalised"
@@ -203,10 +241,31 @@ def is_pooled(decoded: DecodedRequest, model: LoadedModel) -> bool:
     return True
 
 
-def pool_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:
-    """The outputs of one sequence with the embeddings (n, d) of its spans, and without token vectors."""
-    further = {name: output for name, output in outputs.items() if name != CONTEXT_VECTORS}
-    return {**further, EMBEDDING: pool(outputs[CONTEXT_VECTORS], spans, encoder)}
+def select_outputs(
+    outputs: Mapping[str, Array], wanted: EncoderOutputs, ids: Array, encoder: EncoderFacts
+) -> dict[str, Array]:
+    """What a result has of the outputs of one text. What is large and not returned can be freed then.
+
+    Args:
+        outputs: The outputs of a graph, without padding.
+        wanted: What the result has.
+        ids: The token ids (T,).
+        encoder: The model.
+    """
+    selected = {name: array for name, array in outputs.items() if name in wanted.names}
+    if wanted.most_weights is not None and (sparse := encoder.sparse) is not None:
+        if TOKEN_WEIGHTS in selected:
+            weights = largest_weights(selected.pop(TOKEN_WEIGHTS), ids, sparse.width)
+        else:
+            weights = selected.pop(SPARSE_EMBEDDING)
+        indices = select_weights(weights, sparse, wanted.most_weights)
+        selected[SPARSE_INDICES] = indices.astype(np.uint32)
+        selected[SPARSE_VALUES] = weights[indices]
+    if CONTEXT_VECTORS in selected and (late_interaction := encoder.late_interaction) is not None:
+        is_kept = has_vectors(ids, late_interaction, wanted.kind)
+        if not is_kept.all():
+            selected[CONTEXT_VECTORS] = selected[CONTEXT_VECTORS][is_kept]
+    return selected
 
 
 def pool(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:

@@ -16,7 +16,7 @@ from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.events import Timeline
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule.fair_shares import CallerShare
-from attention_serving.server.engine.types import Array, HeadSelection, Result, SequencePlan
+from attention_serving.server.engine.types import Array, EncoderOutputs, HeadSelection, Result, SequencePlan
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class SequenceInputs:
         spans: First and exclusive last token (n, 2) of the parts whose embeddings are returned; None for one
             embedding of the sequence.
         head_selection: Which attention weights are returned; None for all.
+        encoder_outputs: What is returned of the outputs of a text encoder; None for all as they are.
         request: Its request, once that is queued.
         index: Its place in the request.
         start_tag: When it is its turn; see `server.engine.schedule.queue`.
@@ -42,6 +43,7 @@ class SequenceInputs:
     plan: SequencePlan
     spans: Array | None = None
     head_selection: HeadSelection | None = None
+    encoder_outputs: EncoderOutputs | None = None
     request: "Request" = field(init=False)
     index: int = field(init=False)
     start_tag: float = field(init=False)

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from attention_serving.artifact.encoder import NO_QUERY, QueryFacts
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -29,6 +30,8 @@ CHARACTERS_OF_PART = 8
 # A part has the tokens that stay of a text if it has so many times as many: only those at its other end
 # depend on the rest of the text.
 PART_FACTOR = 2
+# Marks special tokens of an encoding.
+SPECIAL = "special_tokens_mask"
 # Which end of a text is cut off.
 Side: TypeAlias = Literal["right", "left"]
 # Stands for bytes that are not a whole character.
@@ -145,6 +148,7 @@ class TextTokenizer:
         types: bool = False,
         adds_special: bool = True,
         special: bool = False,
+        query: QueryFacts = NO_QUERY,
     ) -> EncodedTexts:
         """Encodes each text, or each pair of texts, as one sequence of token ids.
 
@@ -160,6 +164,8 @@ class TextTokenizer:
             offsets: Whether the result contains the characters of each token.
             types: Whether the result contains the type of each token.
             adds_special: Whether special tokens are added.
+            query: How queries become token ids, if the texts are some. They are not expanded if no special
+                tokens are to be added.
             special: Whether the result says which tokens are special.
 
         Raises:
@@ -169,8 +175,10 @@ class TextTokenizer:
             DeadlineExceededError: The deadline passed before all texts were encoded.
         """
         ids, lengths, truncated, characters, starts, ends = array("q"), [], [], [], list[int](), list[int]()
-        names = ["type_ids"] * types + ["special_tokens_mask"] * special
+        names = ["type_ids"] * types + [SPECIAL] * special
         columns = {name: array("q") for name in names}
+        least = query.expanded_length if adds_special else 0
+        adds_special &= query.adds_special
         for index in range(len(texts)):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
@@ -188,12 +196,14 @@ class TextTokenizer:
             processed = self._tokenizer.post_process(encoding, second, add_special_tokens=adds_special)
             if not processed:
                 raise InvalidRequestError(TEXT, f"{name} does not contain any words")
-            ids.extend(processed.ids)
-            lengths.append(len(processed))
+            more = max(0, least - len(processed))
+            ids.extend([*processed.ids, *[query.expansion_id] * more])
+            lengths.append(len(processed) + more)
             for column, values in columns.items():
-                values.extend(getattr(processed, column))
+                values.extend([*getattr(processed, column), *[int(column == SPECIAL)] * more])
             if offsets:
-                characters.append(_offsets(processed, encoding, begin - len(prefix)))
+                token_offsets = _offsets(processed, encoding, begin - len(prefix))
+                characters.append(np.pad(token_offsets, ((0, more), (0, 0))))
                 for bounds, character in zip((starts, ends), kept or (0, len(text)), strict=True):
                     bounds.append(max(0, character - len(prefix)))
             if len(ids) > limits.tokens:
@@ -207,7 +217,7 @@ class TextTokenizer:
             tuple(ends),
             Ragged(np.asarray(columns["type_ids"], np.int64), row_counts) if types else None,
             tuple(starts),
-            columns.get("special_tokens_mask", ()),
+            columns.get(SPECIAL, ()),
         )
 
     def _tokens(

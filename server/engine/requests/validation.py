@@ -12,6 +12,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_serving.artifact.encoder import NO_QUERY
 from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, TensorSpec
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
@@ -28,6 +29,7 @@ PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return
 # By kind of input, the names of its prompts if it is not the name of the kind, in the order in which
 # `encode_document` of sentence-transformers looks for them.
 INPUT_KIND, PROMPT_NAMES = "input_kind", {"document": ("document", "passage", "corpus")}
+QUERY, PLAIN_AND_TOKENS = "query", (GraphKind.PLAIN, GraphKind.TOKENS)
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
@@ -50,8 +52,8 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         spans_of_all = np.array([(0, plan.lengths[0]) for plan in plans], np.int64)
         decoded.spans = Ragged(spans_of_all, (1,) * len(plans))
     result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), plans)), 0
-    if decoded.dimensions or decoded.head_selection or decoded.spans or decoded.offsets:
-        result_bytes, work_bytes = check_selection(decoded, model, plans, result_bytes)
+    if decoded.dimensions or decoded.head_selection or decoded.offsets or decoded.encoder_outputs:
+        result_bytes, work_bytes = check_selection(decoded, model, kind, plans, result_bytes)
     if result_bytes > (most_bytes := decoded.max_result_bytes or limits.max_result_bytes):
         field = model.inputs[0].name if decoded.spans is None else SPANS
         field = RETURN_WEIGHTS if decoded.return_weights else field
@@ -75,8 +77,10 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     )
     validated = plan.make_request(model, rows, decoded.deadline, decoded.caller)
     spans = [] if decoded.spans is None else split(decoded.spans.rows, decoded.spans.lengths)
-    for sequence, mask, item in zip_longest(validated.sequences, masks, spans):
+    wanted = decoded.encoder_outputs
+    for sequence, mask, item, text_kind in zip_longest(validated.sequences, masks, spans, decoded.kinds):
         sequence.mask, sequence.spans, sequence.head_selection = mask, item, decoded.head_selection
+        sequence.encoder_outputs = wanted and (wanted._replace(kind=text_kind) if text_kind else wanted)
     return validated
 
 
@@ -101,6 +105,7 @@ def tokenize_texts(
         text_options = {
             PAIRS: decoded.second_texts,
             PROMPT: decoded.prompt is not None,
+            INPUT_KIND: decoded.input_kind,
             TRUNCATE: decoded.truncate is not None,
             RETURN_OFFSETS: decoded.return_offsets,
         }
@@ -113,7 +118,7 @@ def tokenize_texts(
         raise InvalidRequestError(TEXT, problem)
     offsets, types = decoded.return_offsets or decoded.spans is not None, model.takes_token_types
     token_bytes = TOKEN_BYTES * (1 + types) + (OFFSET_BYTES if offsets else 0)
-    bounds = text_limits(model, limits)
+    bounds = text_limits(model, limits, decoded.input_kind)
     encoded = encode_texts(
         decoded, model, limits, reservation, bounds, token_bytes, offsets=offsets, types=types
     )
@@ -156,9 +161,11 @@ def encode_texts(
     limits.check_sequences(TEXT, len(texts))
     if second_texts:
         _check_second_texts(decoded, model)
+    query = model.encoder.query if model.encoder and decoded.input_kind == QUERY else NO_QUERY
     if reservation is not None:
         characters = sum(map(len, (*texts, *second_texts))) + len(prefix) * len(texts)
-        reservation.add(token_bytes * min(bounds.tokens, characters))
+        added = query.expanded_length * len(texts)
+        reservation.add(token_bytes * min(bounds.tokens, characters + added))
     truncates = facts is not None and facts.truncates if decoded.truncate is None else decoded.truncate
     cut = decoded.truncation_side or model.manifest.truncation_side
     return model.text_tokenizer.encode(
@@ -168,6 +175,7 @@ def encode_texts(
         second_texts=second_texts,
         prefix=prefix,
         cut=cut if truncates else None,
+        query=query,
         **options,
     )
 
@@ -199,8 +207,8 @@ def _prompt(decoded: DecodedRequest, model: LoadedModel) -> str:
     return prompts[name] if name else ""
 
 
-def text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
-    """Bounds of texts whose token ids and results are within the limits."""
+def text_limits(model: LoadedModel, limits: Limits, kind: str = "") -> TextLimits:
+    """Bounds of texts of a kind whose token ids and results are within the limits."""
     bytes_of_one, bytes_of_two = (
         model.plan(GraphKind.PLAIN, model.lengths(rows)).result_bytes for rows in (1, 2)
     )
@@ -208,7 +216,9 @@ def text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     if row_bytes := bytes_of_two - bytes_of_one:  # of outputs with a row for each token
         tokens = min(tokens, limits.max_result_bytes // row_bytes)
     most = model.manifest.max_lengths.get(model.axes[0], limits.max_sequence_length)
-    return TextLimits(limits.max_text_bytes, min(most, limits.max_sequence_length), tokens)
+    of_kinds = model.encoder.token_limits.items() if model.encoder else ()
+    of_kind = [length for name, length in of_kinds if name == kind]
+    return TextLimits(limits.max_text_bytes, min(most, limits.max_sequence_length, *of_kind), tokens)
 
 
 def _choose_graph(decoded: DecodedRequest, model: LoadedModel, *, pools: bool) -> GraphKind:
@@ -224,8 +234,12 @@ def _choose_graph(decoded: DecodedRequest, model: LoadedModel, *, pools: bool) -
         raise InvalidRequestError(RETURN_WEIGHTS, problem + shapes)
     if decoded.return_weights and GraphKind.WEIGHTS in graphs:
         return GraphKind.WEIGHTS
-    if (decoded.return_tokens or pools) and GraphKind.TOKENS in graphs:
-        return GraphKind.TOKENS
+    if decoded.input_kind == QUERY and GraphKind.QUERY in graphs:
+        return GraphKind.QUERY
+    if GraphKind.TOKENS in graphs:
+        plain, tokens = ({spec.name for spec in graphs[kind].outputs} for kind in PLAIN_AND_TOKENS)
+        if pools or not plain.issuperset(tokens.intersection(decoded.output_names)):
+            return GraphKind.TOKENS
     return GraphKind.PLAIN if decoded.mask is None else GraphKind.MASK
 
 

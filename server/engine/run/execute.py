@@ -10,6 +10,7 @@ from operator import attrgetter, is_
 
 import numpy as np
 
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     BLOCK_ROWS,
@@ -18,7 +19,7 @@ from attention_serving.artifact.manifest import (
     TensorSpec,
 )
 from attention_serving.server.engine.model import LoadedModel, QueryModel
-from attention_serving.server.engine.requests.outputs import pool_spans, select
+from attention_serving.server.engine.requests.outputs import pool, select, select_outputs
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.memory import Allocator
 from attention_serving.server.engine.run.session import RunControl, Session, Value
@@ -74,8 +75,11 @@ def run_batch(
         if sequence.head_selection is not None and model.weights_output is not None:
             name = model.weights_output.name
             results[at][name] = select(results[at][name], sequence.head_selection)
-        if sequence.spans is not None and model.encoder is not None:
-            results[at] = pool_spans(results[at], sequence.spans, model.encoder)
+        if sequence.encoder_outputs is not None and model.encoder is not None:
+            if sequence.spans is not None:
+                results[at][EMBEDDING] = pool(results[at][CONTEXT_VECTORS], sequence.spans, model.encoder)
+            ids = sequence.inputs[model.inputs[0].name]
+            results[at] = select_outputs(results[at], sequence.encoder_outputs, ids, model.encoder)
     return results, (started, prepared, computed, time.monotonic())
 
 
