@@ -98,9 +98,9 @@ class LoadedModel(ModelFacts):
             UnsupportedError: The model has no contexts.
         """
         if GraphKind.PROJECT not in self.manifest.graphs:
-            message = f"model {self.name!r} has no stored contexts: only attention modules without texts have"
+            message = f"model {self.name!r} has no stored contexts: only multi-vector encoders and attention"
             raise UnsupportedError(
-                f"{message}, and artifacts that were exported before there were contexts lack them"
+                f"{message} modules without texts have, unless they were exported before there were contexts"
             )
         cost = Cost(flops_per_query=0, flops_per_key=self.manifest.cost.flops_per_key, flops_per_pair=0)
         graphs = {GraphKind.PLAIN: self.manifest.graphs[GraphKind.PROJECT]}

@@ -10,9 +10,10 @@ Shapes: Tq token vectors of a query, N documents, R token vectors of several doc
 """
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -51,8 +52,10 @@ DOCUMENT = "document"
 # The score of a document without vectors, of which a mean is taken too, as in sentence-transformers.
 EMPTY_SCORE = np.float32(-1e9)
 # Numbers of a block, which stay in the cache: vectors of documents, or their products with a query. And
-# products of a step, which take about ten milliseconds of a core.
-BLOCK_NUMBERS, STEP_PRODUCTS = 1 << 19, 1 << 22
+# products of a step, which take about two milliseconds of a core.
+BLOCK_NUMBERS, STEP_PRODUCTS = 1 << 19, 1 << 19
+# Threads that compute steps at a time.
+THREADS = 2
 # The part of the memory of requests that token vectors may take which are not returned.
 RESULT_SHARE = 4
 
@@ -76,36 +79,32 @@ class Comparison:
     context: Context | None = None
 
     def steps(self, result: Result) -> Iterator[Step]:
-        """What computes the scores, of which the result consists after the last step.
+        """What computes the scores, of which the result consists from the first step on; in any order.
 
-        `SCORES` then has an array (1, 1) for each pair, or (N, 1) for each query to a context.
+        `SCORES` has an array (1, 1) for each pair, or (N, 1) for each query to a context. Equal pairs have
+        equal scores.
         """
-        vectors = result.outputs[CONTEXT_VECTORS]
-        if self.context is not None:
-            rows, lengths = self.context.tensors[DOCUMENT_VECTORS], self.context.tensors[DOCUMENT_LENGTHS]
+        vectors, context = result.outputs[CONTEXT_VECTORS], self.context
+        if context is not None:
+            rows, lengths = context.tensors[DOCUMENT_VECTORS], context.tensors[DOCUMENT_LENGTHS]
             scores = np.empty((len(vectors), len(lengths), 1), np.float32)
+            result.outputs = {SCORES: [scores[at] for (at,) in self.places]}
             for query, column in zip(vectors, scores, strict=True):
                 yield from self._compare(query, lengths, lambda _, start, end: rows[start:end], column[:, 0])
-            result.outputs = {SCORES: [scores[at] for (at,) in self.places]}
             return
-        scores, pairs_of = np.empty((len(self.places), 1, 1), np.float32), defaultdict[int, list[int]](list)
-        for at, (place, _) in enumerate(self.places):
-            pairs_of[place].append(at)
-        for place, pairs in pairs_of.items():
-            documents = [vectors[self.places[at][1]] for at in pairs]
-            lengths, column = np.array([*map(len, documents)]), np.empty(len(pairs), np.float32)
-
-            def window(part: slice, _start: int, _end: int, documents: list[Array] = documents) -> Array:
-                return np.concatenate(documents[part])
-
-            yield from self._compare(vectors[place], lengths, window, column)
-            scores[pairs, 0, 0] = column
-        result.outputs = {SCORES: list(scores)}
+        indices = {pair: at for at, pair in enumerate(sorted(set(self.places)))}
+        scores = np.empty((len(indices), 1, 1), np.float32)
+        result.outputs = {SCORES: [scores[indices[pair]] for pair in self.places]}
+        for place, group in groupby(indices, itemgetter(0)):
+            pairs = list(group)
+            documents = [vectors[document] for _, document in pairs]
+            window = partial(_concatenate, documents)
+            column = scores[indices[pairs[0]] :][: len(pairs), 0, 0]
+            yield from self._compare(vectors[place], np.array([*map(len, documents)]), window, column)
 
     def _compare(self, query: Array, lengths: Array, window: Window, scores: Array) -> Iterator[Step]:
         """What sets the scores (N,) of a query (Tq, d) with documents of so many vectors (N,)."""
-        ends, products = np.cumsum(lengths), 0
-        most, parts = BLOCK_NUMBERS // max(query.shape), list[tuple[slice, int, int]]()
+        most, parts, products = BLOCK_NUMBERS // max(query.shape), list[tuple[slice, int, int]](), 0
 
         def score(parts: Sequence[tuple[slice, int, int]]) -> None:
             for part, start, end in parts:
@@ -113,12 +112,17 @@ class Comparison:
                 if self.facts.similarity == "meanmaxsim":
                     scores[part] /= max(1, len(query))
 
-        for part, start, end in blocks(ends, most):
+        for part, start, end in blocks(np.cumsum(lengths), most):
             parts.append((part, start, end))
             products += len(query) * (end - start)
-            if products >= STEP_PRODUCTS or part.stop == len(ends):
+            if products >= STEP_PRODUCTS or part.stop == len(lengths):
                 yield partial(score, parts)
                 parts, products = [], 0
+
+
+def _concatenate(documents: Sequence[Array], part: slice, _start: int, _end: int) -> Array:
+    """A `Window` of documents."""
+    return np.concatenate(documents[part])
 
 
 def blocks(ends: Array, most: int) -> Iterator[tuple[slice, int, int]]:
@@ -231,7 +235,7 @@ def tokenize_comparison(
     if context is not None:
         longest.append(int(context.tensors[DOCUMENT_LENGTHS].max()))
     block = max(BLOCK_NUMBERS, longest[1] * max(longest[0], model.encoder.width))
-    reservation.add(2 * FLOAT_BYTES * block + 2 * size)
+    reservation.add(2 * THREADS * FLOAT_BYTES * block + 2 * size)
     places_of_texts = list(zip(*sequences, strict=True))
     comparison = Comparison(
         facts=facts,

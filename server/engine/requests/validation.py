@@ -183,7 +183,8 @@ def encode_texts(
 def _check_second_texts(decoded: DecodedRequest, model: LoadedModel) -> None:
     """Refuses second texts that the model does not take, or that are not one for each text."""
     if model.classifier is None:
-        raise InvalidRequestError(PAIRS, f"model {model.name!r} is not a text classifier, and takes no pairs")
+        problem = f"model {model.name!r} is not a text classifier or multi-vector encoder"
+        raise InvalidRequestError(PAIRS, f"{problem}, and takes no pairs here")
     if len(decoded.second_texts) != len(decoded.texts):
         problem = f"has {len(decoded.second_texts)} second texts; the request has {len(decoded.texts)} texts"
         raise InvalidRequestError(PAIRS, problem)
