@@ -67,6 +67,10 @@ class QueryFacts(Record):
     expanded_length: Whole = 0
     """See `expansion_id`; 0 if nothing is added."""
 
+    def expand(self, ids: list[int]) -> list[int]:
+        """The token ids of a query, filled up to `expanded_length`."""
+        return ids + [self.expansion_id] * (self.expanded_length - len(ids))
+
 
 # How other texts become token ids.
 NO_QUERY: Final = QueryFacts()
@@ -190,7 +194,8 @@ def largest_weights(weights: NDArray[Any], ids: NDArray[Any], width: int) -> NDA
     """The weight of each token id (width,): the largest of those (T,) of its tokens, 0 without one."""
     largest = np.zeros(width, weights.dtype)
     largest[ids] = -np.inf
-    np.maximum.at(largest, ids, weights)
+    with np.errstate(invalid="ignore"):  # NaN, which stays
+        np.maximum.at(largest, ids, weights)
     return largest
 
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import Graph, GraphKind, Manifest, TensorSpec
 
@@ -22,8 +23,9 @@ MAX_GOLDEN_BYTES = 256 << 20
 MAX_GOLDEN_LENGTH = 4096
 GOLDEN_ARRAYS_FILE = "golden.npz"
 Arrays = dict[str, NDArray[Any]]
-# Names of the inputs of a case that begins with a text, or with a pair of texts.
-TEXTS = ("text", "text_pair")
+# Names of the inputs of a case that begins with a text, or with a pair of texts; or with a query, if queries
+# become other token ids than other texts.
+TEXTS, QUERY_TEXT = ("text", "text_pair"), "query_text"
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def golden_cases(folder: Path, manifest: Manifest, encode: Callable[..., Arrays]
     Args:
         folder: The artifact's folder.
         manifest: Its manifest.
-        encode: From a text, and the second one of a pair, to the inputs (1, T) by name; None for a model
-            that does not take text.
+        encode: From a text, and the second one of a pair, and whether it is a query, to the inputs (1, T) by
+            name; None for a model that does not take text.
 
     Raises:
         ArtifactError: They are absent, damaged or too large, or do not fit the graphs.
@@ -67,36 +69,47 @@ def golden_cases(folder: Path, manifest: Manifest, encode: Callable[..., Arrays]
     path, cases = folder / manifest.golden, []
     for case in load_golden(path):
         if encode is not None and (texts := texts_of(case)):
-            cases.append(GoldenCase(case.graph, encode(*texts), case.outputs))
+            inputs = encode(*texts, is_query=QUERY_TEXT in case.inputs)
+            cases.append(GoldenCase(case.graph, inputs, case.outputs))
         else:
             cases.append(case)
     check_golden(path, cases, manifest)
     return cases
 
 
-def text_inputs(*texts: str) -> Arrays:
+def text_inputs(*texts: str, is_query: bool = False) -> Arrays:
     """The inputs of a golden case that begins with a text, or a pair of texts: their UTF-8 bytes."""
-    return {name: np.frombuffer(text.encode(), np.uint8) for name, text in zip(TEXTS, texts, strict=False)}
+    names = (QUERY_TEXT,) if is_query else TEXTS
+    return {name: np.frombuffer(text.encode(), np.uint8) for name, text in zip(names, texts, strict=False)}
 
 
 def token_inputs(
-    tokenizer: Tokenizer, names: Sequence[str], most: int | None, side: str = "right"
+    tokenizer: Tokenizer,
+    names: Sequence[str],
+    most: int | None,
+    side: str = "right",
+    facts: EncoderFacts | None = None,
 ) -> Callable[..., Arrays]:
-    """From a text, and the second one of a pair, to token ids and types (1, T).
+    """From a text, the second one of a pair, and whether it is a query, to token ids and types (1, T).
 
     Args:
         tokenizer: The tokenizer.
         names: The names of the ids and, where the model takes them, of the types.
         most: Largest number of tokens, to which texts are cut; None for no limit.
         side: Which end of a text is cut off: right or left.
+        facts: Of a text encoder: how queries become token ids.
     """
-    cutting = Tokenizer.from_str(tokenizer.to_str())
-    if most is not None:
-        cutting.enable_truncation(most, direction=side)
+    limits: Mapping[str, int] = {} if facts is None else dict(facts.token_limits)
+    tokenizers = [Tokenizer.from_str(tokenizer.to_str()) for _ in range(2)]
+    for kind, cutting in zip(("document", "query"), tokenizers, strict=True):
+        if (limit := limits.get(kind, most)) is not None:
+            cutting.enable_truncation(limit, direction=side)
 
-    def encode(text: str, second: str | None = None) -> Arrays:
-        encoding = cutting.encode(text, second)
-        columns = (encoding.ids, encoding.type_ids)
+    def encode(text: str, second: str | None = None, *, is_query: bool = False) -> Arrays:
+        adds_special = facts is None or facts.query.adds_special or not is_query
+        encoding = tokenizers[is_query].encode(text, second, add_special_tokens=adds_special)
+        ids = encoding.ids if facts is None or not is_query else facts.query.expand(encoding.ids)
+        columns = (ids, encoding.type_ids)
         return {name: np.array([column], np.int64) for name, column in zip(names, columns, strict=False)}
 
     return encode
@@ -104,7 +117,8 @@ def token_inputs(
 
 def texts_of(case: GoldenCase) -> list[str]:
     """The text that a golden case begins with, or its pair of texts; empty for any other case."""
-    return [bytes(case.inputs[name]).decode(errors="replace") for name in TEXTS if name in case.inputs]
+    names = [name for name in (*TEXTS, QUERY_TEXT) if name in case.inputs]
+    return [bytes(case.inputs[name]).decode(errors="replace") for name in names]
 
 
 def check_golden(path: Path, cases: Sequence[GoldenCase], manifest: Manifest) -> None:

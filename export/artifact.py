@@ -19,7 +19,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from attention_serving.artifact.golden import GoldenCase, golden_tensors, texts_of, token_inputs
+from attention_serving.artifact.golden import QUERY_TEXT, GoldenCase, golden_tensors, texts_of, token_inputs
 from attention_serving.artifact.kernels import AttentionOperator
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import (
@@ -204,7 +204,7 @@ class ArtifactWriter:
                 cases += self._compare_plain(runner, replace(signature, max_lengths=largest))
                 refuses_nan = spec.compares_special_values and runner.loses_nan()
             else:
-                cases += runner.cases({}, (), special_values=False)
+                cases += runner.cases(self._texts(signature), (), special_values=False)
         if not cases and self.precision not in HALF_TYPES:
             raise ExportError(
                 "ONNX Runtime has no CPU kernels for an operator of the graph, so that it cannot be compared "
@@ -221,7 +221,7 @@ class ArtifactWriter:
             branches=spec.branches,
             notes=spec.notes,
         )
-        if spec.encoder is not None and spec.texts:
+        if spec.encoder is not None and spec.encoder.embedding_width and spec.texts:
             report["nearest"] = parity.nearest_overlaps(spec.texts, spec.encoder)
         report["cuda"] = cuda_facts(graphs, attention)
         (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
@@ -323,13 +323,16 @@ class ArtifactWriter:
         if self.spec.tokenizer is None:
             return {}
         names, most = [spec.name for spec in signature.inputs], signature.max_lengths.get(QUERY_AXIS)
-        facts = self.spec.encoder or self.spec.classifier
-        encode = token_inputs(self.spec.tokenizer, names, most, facts.truncation_side if facts else "right")
-        return {
-            " | ".join(texts): GoldenCase(case.graph, encode(*texts), case.outputs)
-            for case in self.spec.texts
-            for texts in [texts_of(case)]
-        }
+        encoder, facts = self.spec.encoder, self.spec.encoder or self.spec.classifier
+        side = facts.truncation_side if facts else "right"
+        encode = token_inputs(self.spec.tokenizer, names, most, side, encoder)
+        cases = dict[str, GoldenCase]()
+        for case in self.spec.texts:
+            texts, is_query = texts_of(case), QUERY_TEXT in case.inputs
+            if case.graph is signature.kind:
+                name = " | ".join(texts) + " (query)" * is_query
+                cases[name] = GoldenCase(case.graph, encode(*texts, is_query=is_query), case.outputs)
+        return cases
 
     def _manifest(
         self,

@@ -1,5 +1,6 @@
 """Text encoders as artifacts: the signatures of their graphs, and what the manifest states about them."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -13,8 +14,13 @@ from attention_serving.artifact.encoder import (
     EMBEDDING,
     LOGITS,
     SCORES,
+    SPARSE_EMBEDDING,
+    TOKEN_WEIGHTS,
     ClassifierFacts,
     EncoderFacts,
+    LateInteractionFacts,
+    QueryFacts,
+    SparseFacts,
     shorten,
 )
 from attention_serving.artifact.golden import GoldenCase
@@ -31,12 +37,13 @@ from attention_serving.export.precision import ENCODER_TOLERANCES, INT8_SCORES, 
 from attention_serving.export.reference import compare_pairs, compare_texts
 from attention_serving.export.signature import QUERY_AXIS, ExportSpec, Signature, tensor
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
+from attention_serving.model.text_heads import expansion_token
 from attention_serving.model.text_module import vocabulary_size
 
 TOKEN_IDS: Final = "token_ids"  # noqa: S105 - the name of an input
 # Tensors of a token's width that a layer holds at a time: its input, projections, context and sums. Widths of
-# a feed-forward part that it holds, and its usual width.
-ROW_TENSORS, INNER_TENSORS, USUAL_INNER = 6, 2, 4
+# a feed-forward part that it holds, and its usual width. Tensors of logits.
+ROW_TENSORS, INNER_TENSORS, USUAL_INNER, LOGIT_TENSORS = 6, 2, 4, 2
 # Lengths of the texts whose operations are counted.
 COUNTED: Final = (8, 16, 24)
 
@@ -60,39 +67,49 @@ def encoder_spec(
         ExportError: The tokenizer that would be served gives a text other ids than the library.
         ValueError: A number of dimensions is not below the width of an embedding.
     """
-    texts, reference_name = compare_texts(encoder, reference)
     library, config = encoder.library, encoder.model.config
     ids = torch.zeros(1, COUNTED[0], dtype=torch.int64)
+    is_dense, logits = encoder.head == "dense", 0
     with torch.inference_mode():
-        embedding, rows, _ = encoder(ids, return_tokens=encoder.has_tokens)
-    width, family = config.hidden_size if rows is None else rows.shape[-1], config.model_type
+        result, rows, *_ = encoder(ids, return_tokens=encoder.has_tokens)
+    if encoder.head == "tokens":
+        rows = result
+    hidden = width = config.hidden_size if rows is None else rows.shape[-1]
+    if encoder.head == "tokens" or encoder.token_heads:
+        hidden = config.hidden_size
+    if not encoder.has_tokens and encoder.head == "sparse":
+        logits = result.shape[1]
     prompts = {} if library is None or not any(library.prompts.values()) else dict(library.prompts)
     layers, heads = encoder.heads
-    normalised = bool(torch.isclose(embedding.norm(), torch.ones(())))
+    normalised = is_dense and bool(torch.isclose(result.norm(), torch.ones(())))
     facts = EncoderFacts(
-        family=family,
+        family=config.model_type,
         layers=layers or config.num_hidden_layers,
         width=width,
-        embedding_width=embedding.shape[1],
-        row_elements=_row_elements(config, width),
+        embedding_width=result.shape[1] if is_dense else 0,
+        row_elements=_row_elements(config, hidden) + LOGIT_TENSORS * logits,
         pooling=encoder.pooling,
         normalised=normalised,
-        dimensions=_dimensions(encoder, embedding.shape[1], dimensions),
+        dimensions=_dimensions(encoder, result.shape[1], dimensions) if is_dense else (),
         prompts=prompts,
         default_prompt=(library.default_prompt_name or "") if prompts else "",
         truncates=truncates,
         truncation_side=encoder.reader.truncation_side,
+        sparse=_sparse_facts(encoder, result.shape[-1]),
+        late_interaction=_late_interaction_facts(encoder),
+        **_query_facts(encoder),
     )
+    texts, reference_name = compare_texts(encoder, facts, reference)
     return ExportSpec(
         module=encoder,
         signatures=tuple(_signatures(encoder, facts)),
-        description=(
-            f"{family} text encoder, {facts.layers} layers of width {width}, "
-            f"{' and '.join(encoder.pooling)} pooling{', normalised' if normalised else ''}"
-        ),
+        description=_describe(facts),
         identity=_identity(encoder, encoder=facts),
         tolerances=ENCODER_TOLERANCES,
-        config={"layers": _patterns(encoder, facts.layers), "dense": len(encoder.after) > 1 + normalised},
+        config={
+            "layers": _patterns(encoder, facts.layers),
+            "dense": is_dense and len(encoder.after) > 1 + normalised,
+        },
         num_heads=heads or getattr(config, "num_attention_heads", 0),
         causal=encoder.is_causal,
         cost=_cost(encoder),
@@ -101,6 +118,70 @@ def encoder_spec(
         texts=texts,
         reference=reference_name,
     )
+
+
+def _describe(facts: EncoderFacts) -> str:
+    """One line about an encoder, for people."""
+    layers = f"{facts.layers} layers of width"
+    if facts.embedding_width:
+        heads = ", sparse and multi-vector heads" if facts.sparse else ""
+        pooling = f"{' and '.join(facts.pooling)} pooling{', normalised' if facts.normalised else ''}"
+        return f"{facts.family} text encoder, {layers} {facts.width}, {pooling}{heads}"
+    if facts.sparse is not None:
+        return f"{facts.family} sparse encoder, {layers} {facts.width}, {facts.sparse.width} token ids"
+    return f"{facts.family} multi-vector encoder, {facts.layers} layers, token vectors of width {facts.width}"
+
+
+def _sparse_facts(encoder: TextEncoder, width: int) -> SparseFacts | None:
+    """The facts of sparse embeddings, of an encoder whose head has a width; None if it has none."""
+    if encoder.head == "sparse":
+        return SparseFacts(width=width, max_active=encoder.library.max_active_dims or 0)
+    if not encoder.token_heads:
+        return None
+    reader = encoder.reader
+    special = (reader.cls_token_id, reader.eos_token_id, reader.pad_token_id, reader.unk_token_id)
+    hidden = tuple(sorted({token for token in special if token is not None}))
+    return SparseFacts(width=encoder.token_bound, hidden_ids=hidden)
+
+
+def _late_interaction_facts(encoder: TextEncoder) -> LateInteractionFacts | None:
+    """How texts are compared by their token vectors; None without a head for that."""
+    if encoder.token_heads:
+        return LateInteractionFacts(similarity="meanmaxsim", skips_first=True)
+    if encoder.head != "tokens":
+        return None
+    mask = next(module for module in encoder.library if hasattr(module, "skiplist_tasks"))
+    skipped = () if mask._skiplist_ids is None else tuple(sorted(set(mask._skiplist_ids.tolist())))
+    kinds = tuple(kind for kind in ("query", "document") if kind in mask.skiplist_tasks)
+    return LateInteractionFacts(
+        similarity=encoder.library.similarity_fn_name,
+        skipped_ids=skipped,
+        skipped_kinds=kinds,  # type: ignore[arg-type]  # literals
+    )
+
+
+def _query_facts(encoder: TextEncoder) -> dict[str, Any]:
+    """How queries become token ids, and the limits of kinds of texts, where they differ from other texts."""
+    query, limits = QueryFacts(), dict[str, int | None]()
+    if encoder.query_weights is not None:
+        query = QueryFacts(adds_special=False)
+        limits["query"] = encoder.library[0].sub_modules["query"][0].tokenizer.model_max_length
+    if encoder.head == "tokens":
+        transformer = encoder.library[0]
+        expansion, limits["query"] = transformer.query_expansion, transformer.query_length
+        limits["document"] = transformer.document_length
+        if expansion is not None:
+            length, token = expansion["length"], expansion_token(transformer) or 0
+            if encoder.hidden_token is not None:
+                token = encoder.token_bound - 1
+            query = QueryFacts(expansion_id=token, expanded_length=length)
+            is_fixed, most = expansion["strategy"] == "fixed", limits["query"]
+            limits["query"] = length if is_fixed else most and max(most, length)
+    most = encoder.max_tokens or sys.maxsize
+    return {
+        "query": query,
+        "token_limits": {kind: limit for kind, limit in limits.items() if limit is not None and limit < most},
+    }
 
 
 def classifier_spec(
@@ -169,7 +250,7 @@ def _dimensions(encoder: TextEncoder, width: int, dimensions: Sequence[int]) -> 
 
 def _quantisation_ranges(texts: Sequence[GoldenCase], facts: EncoderFacts) -> dict[int, float]:
     """See `EncoderFacts`. Four digits, which do not depend on the machine."""
-    if not texts:
+    if not texts or not facts.embedding_width:
         return {}
     rows = np.concatenate([case.outputs[EMBEDDING] for case in texts])
     sizes = (facts.embedding_width, *facts.dimensions)
@@ -203,28 +284,40 @@ def _cost(encoder: TextEncoder) -> Cost:
 
 def _signatures(encoder: TextEncoder, facts: EncoderFacts) -> Iterator[Signature]:
     """The signature of each graph that the encoder has."""
-    bound, (layers, heads) = vocabulary_size(encoder.model), encoder.heads
-    token_ids = tensor(TOKEN_IDS, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=bound)
-    embedding = tensor(EMBEDDING, "float32", BATCH_AXIS, facts.embedding_width)
+    is_dense, (layers, heads) = encoder.head == "dense", encoder.heads
+    token_ids = tensor(TOKEN_IDS, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=encoder.token_bound)
     tokens = tensor(CONTEXT_VECTORS, "float32", BATCH_AXIS, QUERY_AXIS, facts.width)
-    lengths, outputs = tensor(KEY_LENGTHS, "int64", BATCH_AXIS), [embedding]
+    token_weights = tensor(TOKEN_WEIGHTS, "float32", BATCH_AXIS, QUERY_AXIS)
+    result = tokens
+    if is_dense:
+        result = tensor(EMBEDDING, "float32", BATCH_AXIS, facts.embedding_width)
+    elif facts.sparse is not None:
+        result = tensor(SPARSE_EMBEDDING, "float32", BATCH_AXIS, facts.sparse.width)
+    lengths, outputs = tensor(KEY_LENGTHS, "int64", BATCH_AXIS), [result]
     graphs = {GraphKind.PLAIN: ([token_ids], outputs)}
     if encoder.supports_padding:
         graphs[GraphKind.LENGTHS] = ([token_ids, lengths], outputs)
-    if encoder.has_tokens and heads:
+    if is_dense and encoder.has_tokens and heads:
         axes = (BATCH_AXIS, layers, heads, QUERY_AXIS, QUERY_AXIS)
         weights = tensor(ATTENTION_WEIGHTS, "float32", *axes)
-        graphs[GraphKind.WEIGHTS] = ([token_ids, lengths], [embedding, tokens, weights])
-    if encoder.has_tokens:
-        graphs[GraphKind.TOKENS] = ([token_ids, lengths], [embedding, tokens])
+        graphs[GraphKind.WEIGHTS] = ([token_ids, lengths], [result, tokens, weights])
+    if is_dense and encoder.has_tokens:
+        of_tokens = [tokens, token_weights] if encoder.token_heads else [tokens]
+        graphs[GraphKind.TOKENS] = ([token_ids, lengths], [result, *of_tokens])
     graphs[GraphKind.BLOCKS] = ([token_ids, tensor(BLOCK_ROWS, "int64")], outputs)
+    if encoder.query_weights is not None:
+        bound = len(encoder.query_weights)
+        query_ids = tensor(TOKEN_IDS, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=bound)
+        graphs[GraphKind.QUERY] = ([query_ids], [token_weights])
     for kind, (inputs, returned) in graphs.items():
-        options = {"return_tokens": tokens in returned, "return_weights": kind is GraphKind.WEIGHTS}
+        is_query = kind is GraphKind.QUERY
+        options = {"return_tokens": tokens in returned[1:], "return_weights": kind is GraphKind.WEIGHTS}
         yield Signature(
             kind=kind,
             inputs=tuple(inputs),
             outputs=tuple(returned),
-            options=options,
+            options={} if is_query else options,
+            method="weigh" if is_query else "forward",
             num_heads=max(heads, 1),
             least_key_length=1,
             max_lengths=_max_lengths(encoder),

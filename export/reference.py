@@ -1,17 +1,27 @@
 """Compares whole text encoders with the libraries that people use them with: from characters to vectors."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
-from attention_serving.artifact.encoder import LOGITS, SCORES
+from attention_serving.artifact.encoder import (
+    CONTEXT_VECTORS,
+    EMBEDDING,
+    LOGITS,
+    SCORES,
+    SPARSE_EMBEDDING,
+    TOKEN_WEIGHTS,
+    EncoderFacts,
+)
 from attention_serving.artifact.golden import Arrays, GoldenCase, text_inputs, token_inputs
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.errors import ExportError
@@ -26,44 +36,91 @@ BATCH, OWN_TOKENS = 8, 6
 TEXTS: Final[list[str]] = json.loads(Path(__file__).with_name("reference_texts.json").read_bytes())
 
 
+Kind: TypeAlias = Literal["query", "document"] | None
 Comparison = tuple[Sequence[GoldenCase], str]
 
 
-def compare_texts(encoder: TextEncoder, reference: Reference | None = None) -> Comparison:
+def compare_texts(
+    encoder: TextEncoder, facts: EncoderFacts, reference: Reference | None = None
+) -> Comparison:
     """Compares the token ids of texts with the library's, and embeds the texts with the reference.
+
+    Where queries are other token ids than documents, all texts are compared as both.
 
     Args:
         encoder: The encoder; its tokenizer is the one that will be served.
+        facts: What its manifest will state.
         reference: Default: that of the kind of the folder.
 
     Returns:
-        A case for each text that the reference embeds, its text and the output for it (1, d); and the name
+        A case for each text that the reference embeds, its text and the output for it (1, ...); and the name
         and version of the reference. Both are empty without a reference.
 
     Raises:
-        ExportError: The token ids of a text differ.
+        ExportError: The token ids of a text differ, or which of its tokens have vectors.
     """
-    texts = [*_texts(encoder)]
-    side = encoder.reader.truncation_side
-    encode = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens, side)
-    served = [_check_ids(encode, text, theirs=[_library_ids(encoder, text)])[0] for text in texts]
     if reference is None:
         is_plain = encoder.library is None
         reference = Reference.TRANSFORMERS if is_plain else Reference.SENTENCE_TRANSFORMERS
+    if reference is Reference.TRANSFORMERS and encoder.head != "dense":
+        raise ExportError("--reference transformers: the folder needs sentence-transformers")
+    encode = token_inputs(
+        encoder.tokenizer, ["token_ids"], encoder.max_tokens, encoder.reader.truncation_side, facts
+    )
+    has_kinds = encoder.head == "tokens" or encoder.query_weights is not None
+    by_kind = [
+        _compare_kind(encoder, facts, reference, encode, kind)
+        for kind in (("document", "query") if has_kinds else (None,))
+    ]
+    cases = [case for pair in zip_longest(*by_kind) for case in pair if case is not None]
+    return cases, "" if reference is Reference.NONE else f"{reference} {version(reference)}"
+
+
+def _compare_kind(
+    encoder: TextEncoder, facts: EncoderFacts, reference: Reference, encode: Callable[..., Arrays], kind: Kind
+) -> list[GoldenCase]:
+    """Compares the texts as those of one kind; see `compare_texts`."""
+    texts, is_query = [*_texts(encoder)], kind == "query"
+    encode = partial(encode, is_query=is_query)
+    served = [
+        _check_ids(encode, text, theirs=[_library_ids(encoder, facts, text, kind)])[0] for text in texts
+    ]
     if reference is Reference.NONE:
-        return (), ""
-    embedded = [text for text, ids in zip(texts, served, strict=True) if 0 < len(ids) <= MOST_TOKENS]
+        return []
+    embedded = {text: ids for text, ids in zip(texts, served, strict=True) if 0 < len(ids) <= MOST_TOKENS}
     embed = _embed if reference is Reference.TRANSFORMERS else _encode
-    # Padding on the left moves the positions of models that count them from the first token of a batch.
+    graph = GraphKind.QUERY if is_query and encoder.query_weights is not None else GraphKind.PLAIN
+    # Padding on the left moves the positions of models that count them from the first token of a batch. To
+    # the weights of token ids, padding is a token.
     reader = encoder.reader
     pads = encoder.supports_padding and reader.pad_token is not None and reader.padding_side == "right"
-    size = BATCH if pads else 1
-    rows = [row for at in range(0, len(embedded), size) for row in embed(encoder, embedded[at : at + size])]
-    cases = [
-        GoldenCase(GraphKind.PLAIN, text_inputs(text), {"embedding": row[np.newaxis]})
-        for text, row in zip(embedded, rows, strict=True)
+    size, every = BATCH if pads and graph is GraphKind.PLAIN else 1, [*embedded]
+    rows = [row for at in range(0, len(every), size) for row in embed(encoder, every[at : at + size], kind)]
+    return [
+        GoldenCase(graph, text_inputs(text, is_query=is_query), _outputs(facts, row, ids, kind))
+        for (text, ids), row in zip(embedded.items(), rows, strict=True)
     ]
-    return cases, f"{reference} {version(reference)}"
+
+
+def _outputs(facts: EncoderFacts, row: Any, ids: list[int], kind: Kind) -> Arrays:
+    """The outputs of a graph that make what the library returned for a text with token ids, as one of a kind.
+
+    Raises:
+        ExportError: The library returned something that the graph and the facts do not make.
+    """
+    if facts.embedding_width:
+        return {EMBEDDING: row[np.newaxis]}
+    if facts.sparse is not None and (kind != "query" or facts.query.adds_special):
+        return {SPARSE_EMBEDDING: row[np.newaxis]}
+    if facts.sparse is not None:
+        if not set(np.flatnonzero(row)) <= set(ids):
+            raise ExportError("the library weighs token ids of a query that it does not have")
+        return {TOKEN_WEIGHTS: row[np.newaxis, ids]}
+    count, late = len(ids), facts.late_interaction
+    skipped = late.skipped_ids if late is not None and kind in late.skipped_kinds else ()
+    if row["attention_mask"][:count].bool().tolist() != [token not in skipped for token in ids]:
+        raise ExportError(f"the library returns vectors of other tokens for the token ids {str(ids)[:100]}")
+    return {CONTEXT_VECTORS: row["token_embeddings"][np.newaxis, :count].numpy()}
 
 
 def compare_pairs(classifier: TextClassifier, reference: Reference | None = None) -> Comparison:
@@ -127,21 +184,33 @@ def _check_ids(encode: Callable[..., Arrays], *texts: str, theirs: list[list[int
     return ours
 
 
-def _library_ids(encoder: TextEncoder, text: str) -> list[int]:
+def _library_ids(encoder: TextEncoder, facts: EncoderFacts, text: str, kind: Kind) -> list[int]:
+    """The token ids of a text as one of a kind; tokens that others do not attend to have the id of those."""
     if encoder.library is not None:
-        return list(map(int, encoder.library.preprocess([text])["input_ids"][0]))
+        inputs = encoder.library.preprocess([text], **({"task": kind} if kind else {}))
+        ids = inputs["input_ids"][0]
+        if "query_expansion_positions" in inputs:
+            added = inputs["query_expansion_positions"][0] & (inputs["attention_mask"][0] == 0)
+            ids = ids.masked_fill(added, facts.query.expansion_id)
+        return list(map(int, ids))
     return list(encoder.reader(text, truncation=encoder.max_tokens is not None)["input_ids"])
 
 
-def _encode(encoder: TextEncoder, texts: Sequence[str]) -> Any:
+def _encode(encoder: TextEncoder, texts: Sequence[str], kind: Kind) -> Any:
     library = encoder.library
     if library is None:
         raise ExportError("--reference sentence-transformers needs a folder that it wrote, with modules.json")
-    return library.encode(list(texts), prompt="", show_progress_bar=False)
+    options: dict[str, Any] = {"task": kind} if kind else {}
+    if encoder.head == "tokens":  # with the vectors that are skipped
+        options["output_value"] = None
+    if encoder.head == "sparse":
+        options |= {"max_active_dims": sys.maxsize, "convert_to_sparse_tensor": False}
+    embeddings = library.encode(list(texts), prompt="", show_progress_bar=False, **options)
+    return embeddings.numpy() if encoder.head == "sparse" else embeddings
 
 
 @torch.inference_mode()
-def _embed(encoder: TextEncoder, texts: Sequence[str]) -> Any:
+def _embed(encoder: TextEncoder, texts: Sequence[str], _kind: Kind) -> Any:
     options: dict[str, Any] = {"padding": len(texts) > 1, "truncation": encoder.max_tokens is not None}
     if encoder.padded_length:
         options |= {"padding": "max_length", "max_length": encoder.padded_length}

@@ -1,6 +1,6 @@
 """Text encoders and classifiers: what sentence-transformers loads from a folder, as modules of token ids.
 
-Shapes: B batch, T tokens, L layers, H heads, d width of a token vector.
+Shapes: B batch, T tokens, L layers, H heads, d width of a token vector, V size of the vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,11 +8,20 @@ from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_serving.model.checkpoints import CheckpointError
-from attention_serving.model.text_module import TextModule, is_causal, run, some_ids, with_padding
+from attention_serving.model.text_module import (
+    TextModule,
+    is_causal,
+    run,
+    some_ids,
+    vocabulary_size,
+    with_padding,
+)
 
+Head: TypeAlias = Literal["dense", "sparse", "tokens"]
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 # The outputs that may hold the embedding that a model computes itself.
 OWN_OUTPUTS: Final = ("text_embeds", "pooler_output")
@@ -24,9 +33,15 @@ class TextEncoder(TextModule):
     """A model of the transformers library, and the modules of sentence-transformers that follow it.
 
     Attributes:
-        after: Pooling and what follows it.
-        pooling: How an embedding is made of the token vectors: names of POOLINGS, whose vectors are
-            concatenated.
+        after: Pooling and what follows it, or what projects the token vectors.
+        pooling: How a dense embedding is made of the token vectors: names of POOLINGS, whose vectors are
+            concatenated. Empty for another head.
+        head: What it computes of each text: a dense or a sparse embedding, or its token vectors.
+        token_heads: Of BGE-M3, the layers that make a weight and a vector of each token vector: `sparse` and
+            `colbert`. Empty for others.
+        query_weights: Of an encoder whose queries need no model: the weight of each token id (V,).
+        hidden_token: The token that the first id beyond the vocabulary stands for, which others do not attend
+            to; None without.
         is_causal: Whether tokens attend to earlier tokens only.
         has_tokens: Whether it has a vector for each token.
         heads: The numbers of layers and heads of its attention weights; 0 if it has none.
@@ -39,10 +54,18 @@ class TextEncoder(TextModule):
         reader: Any,
         pooling: tuple[str, ...],
         library: Any = None,
+        *,
+        head: Head = "dense",
+        token_heads: Mapping[str, nn.Linear] | None = None,
+        query_weights: Tensor | None = None,
+        hidden_token: int | None = None,
     ) -> None:
         super().__init__(model, reader, library)
         self.after = nn.ModuleList(after)
         self.pooling = pooling
+        self.head, self.hidden_token = head, hidden_token
+        self.token_heads = nn.ModuleDict(token_heads)
+        self.query_weights = None if query_weights is None else nn.Parameter(query_weights)
         if self.max_tokens is not None:
             reader.model_max_length = self.max_tokens  # where the library cuts texts
         self.is_causal = is_causal(model)
@@ -54,7 +77,12 @@ class TextEncoder(TextModule):
     @property
     def dimensions(self) -> int | None:
         """Number of leading elements that the folder cuts embeddings to; None for all."""
-        return None if self.library is None else self.library.truncate_dim
+        return getattr(self.library, "truncate_dim", None)
+
+    @property
+    def token_bound(self) -> int:
+        """Exclusive upper bound of the token ids."""
+        return vocabulary_size(self.model) + (self.hidden_token is not None)
 
     def forward(
         self,
@@ -63,18 +91,20 @@ class TextEncoder(TextModule):
         *,
         return_tokens: bool = False,
         return_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Computes the embeddings, and on request what they are made of.
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Computes what its head is of, and on request what it is made of.
 
         Args:
-            token_ids: (B, T) int64, from 0 to below the size of the vocabulary.
+            token_ids: (B, T) int64, from 0 to below `token_bound`.
             key_lengths: (B,) integers; tokens at and after the length of a sequence are padding.
             return_tokens: Whether to return the token vectors.
             return_weights: Whether to return the attention weights of every layer.
 
         Returns:
-            Embeddings (B, embedding width); token vectors (B, T, d) or None; attention weights
-            (B, L, H, T, T) or None. Vectors of padding, and weights of its rows, are 0.
+            Dense embeddings (B, embedding width), sparse ones (B, V), or the token vectors (B, T, d) of a
+            multi-vector encoder; token vectors (B, T, d) or None; attention weights (B, L, H, T, T) or None;
+            beside token vectors without attention weights, the weights (B, T) of BGE-M3 or None. Vectors and
+            weights of padding are 0.
         """
         length = token_ids.shape[1]
         token_ids, within = with_padding(token_ids, key_lengths, self.padding_id)
@@ -85,23 +115,40 @@ class TextEncoder(TextModule):
         mask = torch.ones_like(token_ids)
         if within is not None and not self.padded_length:
             mask = within.long()
+        if self.hidden_token is not None:
+            is_hidden = token_ids == vocabulary_size(self.model)
+            token_ids = torch.where(is_hidden, self.hidden_token, token_ids)
+            mask = mask * ~is_hidden
+        needs_mask = self.hidden_token is not None or not (self.is_causal or self.padded_length)
         with self._attention_of("eager" if return_weights else self._attention):
             outputs = self.model(
                 input_ids=token_ids,
-                attention_mask=None if self.is_causal or self.padded_length else mask,
+                attention_mask=mask if needs_mask else None,
                 output_attentions=return_weights,
             )
-        embeddings = self.pool(outputs, token_ids, mask)
+        result = self.pool(outputs, token_ids, mask)
         rows = outputs.last_hidden_state[:, :length] if return_tokens else None
         weights = torch.stack(outputs.attentions, dim=1)[..., :length, :length] if return_weights else None
-        if within is not None and rows is not None:
-            rows = rows * within[:, :, None]
-        if within is not None and weights is not None:
-            weights = weights * within[:, None, None, :, None]
-        return embeddings, rows, weights
+        token_weights = None
+        if rows is not None and self.token_heads:
+            if not return_weights:
+                token_weights = self.token_heads["sparse"](rows).squeeze(-1).relu()  # (B, T)
+            rows = F.normalize(self.token_heads["colbert"](rows), dim=-1)
+        if within is not None:
+            result = result * within[:, :, None] if self.head == "tokens" else result
+            rows = None if rows is None else rows * within[:, :, None]
+            weights = None if weights is None else weights * within[:, None, None, :, None]
+            token_weights = None if token_weights is None else token_weights * within
+        return result, rows, weights, token_weights
+
+    def weigh(self, token_ids: Tensor) -> Tensor:
+        """The weights (B, T) of the token ids (B, T) of queries, of an encoder with `query_weights`."""
+        if self.query_weights is None:
+            raise ValueError("queries are computed as other texts are")
+        return self.query_weights[token_ids]
 
     def pool(self, outputs: Mapping[str, Tensor], token_ids: Tensor, mask: Tensor) -> Tensor:
-        """The embeddings (B, embedding width) of what the model computed.
+        """What the head is of, from what the model computed; see `forward`.
 
         Args:
             outputs: The outputs of the model.
@@ -111,11 +158,14 @@ class TextEncoder(TextModule):
         features: dict[str, Any] = {
             "input_ids": token_ids,
             "attention_mask": mask,
-            "token_embeddings": outputs.get("last_hidden_state"),
+            "token_embeddings": outputs.get("last_hidden_state", outputs.get("logits")),
             "sentence_embedding": next((outputs[name] for name in OWN_OUTPUTS if name in outputs), None),
         }
         for module in self.after:
             features = module(features)
+        if self.head == "tokens":
+            rows: Tensor = features["token_embeddings"]
+            return rows
         embeddings: Tensor = features["sentence_embedding"][:, : self.dimensions]
         return embeddings
 

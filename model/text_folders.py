@@ -19,11 +19,24 @@ from attention_serving.model.checkpoints import CheckpointError, summarise
 from attention_serving.model.checkpoints.files import read_json
 from attention_serving.model.config import POOLINGS
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
+from attention_serving.model.text_heads import (
+    expansion_token,
+    read_query_weights,
+    read_token_heads,
+    sparse_modules,
+    split_routes,
+    token_modules,
+)
 from attention_serving.model.text_module import LENGTH, TextModule, is_causal, some_ids
 
 M = TypeVar("M", bound=TextModule)
 MODULES: Final = "modules.json"
+SETTINGS: Final = "config_sentence_transformers.json"
 ADAPTER: Final = "adapter_config.json"
+# The library's class by the type of a folder, and the architecture of folders of ColBERT's authors.
+DENSE, SPARSE, MULTI_VECTOR = "SentenceTransformer", "SparseEncoder", "MultiVectorEncoder"
+LIBRARY_CLASSES: Final = {name: name for name in (DENSE, SPARSE, MULTI_VECTOR)} | {"ColBERT": MULTI_VECTOR}
+COLBERT: Final = "HF_ColBERT"
 # The embedding that a model computes itself, and the models that are used by it.
 OWN_POOLING: Final = "own"
 USED_BY_OWN: Final = ("clip", "clip_text_model", "dpr", "siglip", "siglip_text_model")
@@ -51,14 +64,23 @@ def load(
 
     Arguments and errors are those of `load_encoder`.
     """
-    config_file = Path(path) / "config.json"
-    config = read_json(config_file) if config_file.is_file() else {}
-    architectures = config.get("architectures") if isinstance(config, dict) else None
-    if not any(str(name).endswith(CLASSIFIER) for name in architectures or ()):
+    if not any(name.endswith(CLASSIFIER) for name in _architectures(Path(path))):
         return load_encoder(path, pooling=pooling, trust_remote_code=trust_remote_code)
     if pooling:
         raise CheckpointError(f"{path}: pooling {pooling!r}: the folder is a classifier")
     return _read(path, _read_classifier, trusted=trust_remote_code)
+
+
+def _architectures(folder: Path) -> list[str]:
+    """The names of the classes that the weights of a folder are of."""
+    config = _read_members(folder / "config.json")
+    return [str(name) for name in config.get("architectures") or ()]
+
+
+def _read_members(file: Path) -> dict[str, Any]:
+    """The members of a JSON file; none if it does not exist or is of another form."""
+    members = read_json(file) if file.is_file() else {}
+    return members if isinstance(members, dict) else {}
 
 
 def _read_classifier(folder: Path, options: dict[str, Any]) -> TextClassifier:
@@ -84,7 +106,7 @@ def load_encoder(
         CheckpointError: A library is missing or cannot read the folder, or what it reads cannot be served
             with the same results. The message says what.
     """
-    is_of_sentences = (Path(path) / MODULES).exists()
+    is_of_sentences = (Path(path) / MODULES).exists() or COLBERT in _architectures(Path(path))
     read = partial(_read_sentence_encoder if is_of_sentences else _read_plain_encoder, pooling=pooling)
     return _read(path, read, trusted=trust_remote_code)
 
@@ -116,25 +138,49 @@ def _read(path: str | PathLike[str], read: Callable[[Path, dict[str, Any]], M], 
 
 def _read_sentence_encoder(folder: Path, options: dict[str, Any], *, pooling: str) -> TextEncoder:
     """The encoder of a folder of sentence-transformers."""
-    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - takes seconds
+    import sentence_transformers  # noqa: PLC0415 - takes seconds
+    from sentence_transformers.base.modules import Router  # noqa: PLC0415
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
 
     if pooling:
         raise CheckpointError(f"pooling {pooling!r}: the folder states its own")
-    library = SentenceTransformer(str(folder), device="cpu", model_kwargs={**FLOAT32}, **options)
-    if not isinstance(library[0], Transformer):
-        raise CheckpointError(f"{MODULES}: {type(library[0]).__name__} cannot be the first module")
-    poolings = [module for module in library if isinstance(module, Pooling)]
+    is_colbert = COLBERT in _architectures(folder)
+    model_type = "ColBERT" if is_colbert else _read_members(folder / SETTINGS).get("model_type", DENSE)
+    if model_type not in LIBRARY_CLASSES:
+        raise CheckpointError(f"{SETTINGS}: model_type {model_type!r} is not that of a text encoder")
+    kind = LIBRARY_CLASSES[model_type]
+    make = getattr(sentence_transformers, kind)
+    library = make(str(folder), device="cpu", model_kwargs={**FLOAT32}, **options)
+    modules, queries, path = [*library], None, folder
+    if kind == SPARSE and isinstance(modules[0], Router):
+        queries, modules, path = split_routes(library, folder)
+    elif (folder / MODULES).exists():
+        path = folder / read_json(folder / MODULES)[0]["path"]
+    transformer, *rest = modules
+    if not isinstance(transformer, Transformer):
+        raise CheckpointError(f"{MODULES}: {type(transformer).__name__} cannot be the first module")
+    poolings = [module for module in rest if isinstance(module, Pooling)]
     if any(library.prompts.values()) and not all(module.include_prompt for module in poolings):
         raise CheckpointError("include_prompt: false is not supported for a model with prompts")
     modes: list[str] = []
     for module in poolings:
         modes += [module.pooling_mode] if isinstance(module.pooling_mode, str) else module.pooling_mode
+    uses_own = not modes and kind != MULTI_VECTOR
+    model = _with_all_weights(transformer.auto_model, path, options, uses_own=uses_own)
+    reader = transformer.tokenizer
+    if kind == SPARSE:
+        weights = None if queries is None else read_query_weights(queries, reader)
+        after = sparse_modules(modules)
+        return TextEncoder(model, after, reader, (), library, head="sparse", query_weights=weights)
+    if kind == MULTI_VECTOR:
+        token, after = expansion_token(transformer), token_modules(modules)
+        is_hidden = token is not None and not transformer.query_expansion["attend"]
+        hidden = token if is_hidden else None
+        return TextEncoder(model, after, reader, (), library, head="tokens", hidden_token=hidden)
     names = {theirs: ours for ours, theirs in POOLINGS.items()}
-    path = folder / read_json(folder / MODULES)[0]["path"]
-    model = _with_all_weights(library[0].auto_model, path, options, uses_own=not modes)
     kinds = tuple(names[mode] for mode in modes) or (OWN_POOLING,)
-    return TextEncoder(model, [*library][1:], library.tokenizer, kinds, library)
+    heads = read_token_heads(folder, model)
+    return TextEncoder(model, rest, library.tokenizer, kinds, library, token_heads=heads)
 
 
 def _read_plain_encoder(folder: Path, options: dict[str, Any], *, pooling: str) -> TextEncoder:
@@ -195,7 +241,8 @@ def _is_equal_beside_padding(module: TextModule, length: int) -> bool:
         padded = module(ids.expand(len(lengths), -1), key_lengths=torch.tensor(lengths))
     if isinstance(padded, tuple):
         results, padded = [result[0] for result in results], padded[0]
-    alone = torch.cat(results)
+    pairs = [(result[0], row[: len(result[0])]) for result, row in zip(results, padded, strict=True)]
+    alone, padded = (torch.cat([part.flatten() for part in parts]) for parts in zip(*pairs, strict=True))
     return torch.allclose(alone, padded, rtol=0, atol=ROUNDING * float(alone.abs().max()))
 
 

@@ -20,6 +20,7 @@ from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     IN_BLOCKS,
     KEY_LENGTHS,
+    OF_ENCODERS,
     POSITIONS,
     QUERY_LENGTHS,
     TOKEN_TYPES,
@@ -148,7 +149,7 @@ class ModelFacts:
         """Every output that a request may ask for, by name."""
         graphs = self.manifest.graphs
         first = GraphKind.WEIGHTS if GraphKind.WEIGHTS in graphs else GraphKind.PLAIN
-        kinds = (first, GraphKind.TOKENS) if GraphKind.TOKENS in graphs else (first,)
+        kinds = [first, *(kind for kind in OF_ENCODERS if kind in graphs)]
         return {spec.name: spec for kind in kinds for spec in graphs[kind].outputs}
 
     @cached_property

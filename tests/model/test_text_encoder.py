@@ -16,9 +16,9 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor
 from torch.testing import assert_close
 
+from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Reference
-from attention_serving.export.reference import compare_texts
 from attention_serving.model.checkpoints import CheckpointError
 from attention_serving.model.text_encoder import TextEncoder
 from attention_serving.model.text_folders import load, load_encoder
@@ -39,7 +39,7 @@ def run(encoder: TextEncoder, sequences: list[list[int]]) -> tuple[Tensor, Tenso
         found: tuple[Tensor, Tensor, Tensor] = encoder(
             padded, lengths, return_tokens=True, return_weights=True
         )
-        alone, _, _ = encoder(padded, lengths)
+        alone, *_ = encoder(padded, lengths)
     assert_close(alone, found[0], rtol=RTOL, atol=ATOL)  # by the fused kernel, which returns no weights
     return found
 
@@ -161,7 +161,7 @@ def test_what_a_folder_states_has_the_effect_that_it_has_in_the_library(tmp_path
     folder = encoders.save_sentence_model("bert", tmp_path, normalised=stated == "nothing")
     STATED[stated](folder)
     encoder = load_encoder(folder)
-    _, reference = compare_texts(encoder)  # token ids of 64 texts
+    reference = encoder_spec(encoder).reference  # which compares the token ids of 64 texts
     assert reference.startswith("sentence-transformers 6.")
     library: Any = SentenceTransformer(str(folder), device="cpu")
     expected = library.encode(TEXTS)
@@ -219,7 +219,7 @@ def test_a_pooling_belongs_to_a_folder_without_one_and_folders_exist(tmp_path: P
     plain = load_encoder(encoders.save_model("bert", tmp_path / "b"), pooling="cls")
     assert plain.pooling == ("cls",)
     with pytest.raises(ExportError, match=r"modules\.json"):
-        compare_texts(plain, Reference.SENTENCE_TRANSFORMERS)
+        encoder_spec(plain, reference=Reference.SENTENCE_TRANSFORMERS)
 
 
 def test_an_installation_for_modules_only_names_the_extra(

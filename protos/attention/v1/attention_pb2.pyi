@@ -415,8 +415,9 @@ class SparseOptions(_message.Message):
 
     TOP_K_FIELD_NUMBER: _builtins.int
     top_k: _builtins.int
-    """Largest number of weights of each text, of which the largest are returned; 0 for
-    all that the model has.
+    """Largest number of weights of each text, of which the largest by their absolute
+    values are returned, in place of the model's own bound; 0 for that bound, or for
+    all if it has none.
     """
     def __init__(
         self,
@@ -584,7 +585,8 @@ class AttendRequest(_message.Message):
     """
     return_token_vectors: _builtins.bool
     """For text encoders: whether the response has token_vectors beside what `embedding`
-    and `sparse` ask for, all of it from one run.
+    and `sparse` ask for, all of it from one run. Without all three, token vectors are
+    in context_vectors.
     """
     @_builtins.property
     def query(self) -> Global___VectorSequences:
@@ -649,6 +651,7 @@ class AttendRequest(_message.Message):
     def sparse(self) -> Global___SparseOptions:
         """For text encoders with sparse embeddings: if present, the response has
         sparse_embeddings, and context_vectors only if `embedding` is present too.
+        Weights are float32, whatever output_data_type is.
         """
 
     def __init__(

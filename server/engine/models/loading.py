@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
-from attention_serving.artifact.encoder import tolerance_of
+from attention_serving.artifact.encoder import NO_QUERY, tolerance_of
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.golden import Arrays, GoldenCase, golden_cases
 from attention_serving.artifact.keys import PublicKey
@@ -271,10 +271,15 @@ def load_model(
     )
 
 
-def _tokens(tokenizer: TextTokenizer, manifest: Manifest, text: str, second: str | None = None) -> Arrays:
+def _tokens(
+    tokenizer: TextTokenizer, manifest: Manifest, text: str, second: str | None = None, *, is_query: bool
+) -> Arrays:
     """The inputs of one sequence that a request with a text, or with a pair of texts, has."""
-    inputs = manifest.graphs[GraphKind.PLAIN].inputs
+    inputs, facts = manifest.graphs[GraphKind.PLAIN].inputs, manifest.encoder
     most = manifest.max_lengths.get(str(inputs[0].axes[1]), sys.maxsize)
+    if facts is not None:
+        most = facts.token_limits.get("query" if is_query else "document", most)
+    query = facts.query if facts is not None and is_query else NO_QUERY
     second_texts = () if second is None else (second,)
     encoded = tokenizer.encode(
         (text,),
@@ -282,6 +287,7 @@ def _tokens(tokenizer: TextTokenizer, manifest: Manifest, text: str, second: str
         second_texts=second_texts,
         cut=manifest.truncation_side,
         types=len(inputs) > 1,
+        query=query,
     )
     columns = [encoded.ids.rows] if encoded.types is None else [encoded.ids.rows, encoded.types.rows]
     return {spec.name: rows[np.newaxis] for spec, rows in zip(inputs, columns, strict=False)}

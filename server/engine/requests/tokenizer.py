@@ -177,7 +177,7 @@ class TextTokenizer:
         ids, lengths, truncated, characters, starts, ends = array("q"), [], [], [], list[int](), list[int]()
         names = ["type_ids"] * types + [SPECIAL] * special
         columns = {name: array("q") for name in names}
-        least = query.expanded_length if adds_special else 0
+        query = query if adds_special else NO_QUERY
         adds_special &= query.adds_special
         for index in range(len(texts)):
             if time.monotonic() > deadline:
@@ -196,9 +196,10 @@ class TextTokenizer:
             processed = self._tokenizer.post_process(encoding, second, add_special_tokens=adds_special)
             if not processed:
                 raise InvalidRequestError(TEXT, f"{name} does not contain any words")
-            more = max(0, least - len(processed))
-            ids.extend([*processed.ids, *[query.expansion_id] * more])
-            lengths.append(len(processed) + more)
+            expanded = query.expand(processed.ids)
+            more = len(expanded) - len(processed)
+            ids.extend(expanded)
+            lengths.append(len(expanded))
             for column, values in columns.items():
                 values.extend([*getattr(processed, column), *[int(column == SPECIAL)] * more])
             if offsets:

@@ -5,7 +5,7 @@ Texts become token ids first, with `tokenize_texts`, within the limits of the se
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from operator import attrgetter
 
@@ -23,7 +23,7 @@ from attention_serving.server.engine.requests.request import Plan, Request, spli
 from attention_serving.server.engine.requests.tokenizer import TEXT, EncodedTexts, TextLimits
 from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged, SequencePlan
 
-MASK = "mask"
+MASK, OUTPUTS = "mask", "outputs"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
 PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return_offsets"
 # By kind of input, the names of its prompts if it is not the name of the kind, in the order in which
@@ -42,6 +42,8 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     """
     pools, encoder = is_pooled(decoded, model), model.encoder
     kind = _choose_graph(decoded, model, pools=pools)
+    if decoded.output_names and decoded.encoder_outputs is None:
+        _check_output_names(decoded.output_names, model, kind)
     plans = [model.plan(kind, sizes) for sizes in _check_sequence_lengths(decoded, model, limits)]
     rows, lengths = dict[str, Array](), list[tuple[int, ...]]()
     for spec in model.inputs:
@@ -242,6 +244,14 @@ def _choose_graph(decoded: DecodedRequest, model: LoadedModel, *, pools: bool) -
         if pools or not plain.issuperset(tokens.intersection(decoded.output_names)):
             return GraphKind.TOKENS
     return GraphKind.PLAIN if decoded.mask is None else GraphKind.MASK
+
+
+def _check_output_names(names: Collection[str], model: LoadedModel, kind: GraphKind) -> None:
+    """Refuses outputs that no graph has together, or that texts of this kind do not have."""
+    outputs = [spec.name for spec in model.manifest.graphs[kind].outputs]
+    if absent := [name for name in names if name in model.outputs and name not in outputs]:
+        problem = f"has {', '.join(absent)}, which this request cannot have; it can have {', '.join(outputs)}"
+        raise InvalidRequestError(OUTPUTS, problem)
 
 
 def _check_sequence_lengths(

@@ -250,7 +250,7 @@ WRONG: list[tuple[str, Any, str, int, str, str]] = [
     ("/embed", {"inputs": "a"}, "RESOURCE_EXHAUSTED", 429, "Overloaded", "inputs: wrong"),
     ("/embed", {"inputs": "a", "truncation_direction": "up"}, "", 400, "Validation", "truncation_side: m"),
     ("/embed_all", {"inputs": [1, "a"]}, "INTERNAL", 400, "Validation", "inputs: must contain texts only"),
-    ("/embed_sparse", {"inputs": "a"}, "", 501, "Backend", "no model of this server has sparse"),
+    ("/embed_sparse", {"inputs": "a", "top_k": 0}, "", 400, "Validation", "top_k: must be greater"),
     ("/rerank", {"query": "q", "texts": []}, "", 400, "Empty", "texts: is empty"),
     ("/rerank", {"query": "q" * 1000, "texts": ["a"] * 1100}, "", 400, "Validation", "query: has 1100"),
     ("/predict", {"inputs": []}, "", 400, "Empty", "inputs: is empty"),
