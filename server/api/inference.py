@@ -98,8 +98,8 @@ class InferenceMethod(ABC):
                 request_id = parsed.id
                 request, reply = await self._decode_and_cache(parsed, call, reservation)
                 result = await self._engine.submit_and_wait(request, reservation)
-            if reply.steps is not None:
-                await self._threads.run_all(reply.steps(result), call.deadline)
+            for step in reply.steps(result) if reply.steps is not None else ():
+                await self._threads.run(step, call.deadline)
             is_large = reservation.size > LARGE_RESERVATION_BYTES
             if reservation.timeline is None and not is_large:
                 return self._encode(reply, result, request_id)

@@ -1,7 +1,7 @@
 """Scores of a multi-vector encoder: MaxSim of queries with documents, in one request or stored.
 
 Queries and documents of a request run as its sequences, in batches with those of other requests. The scores
-are computed afterwards, in steps, between which threads that do other work can do it.
+are computed afterwards, in steps, between which the threads of their caller can do other work.
 
 Source: Khattab and Zaharia, "ColBERT: Efficient and Effective Passage Search via Contextualized Late
 Interaction over BERT" (2020), section 3.3.
@@ -9,12 +9,12 @@ Interaction over BERT" (2020), section 3.3.
 Shapes: Tq token vectors of a query, N documents, R token vectors of several documents, d width.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
-from typing import TypeAlias
 
 import numpy as np
 
@@ -23,15 +23,9 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests import validation
 from attention_serving.server.engine.requests.outputs import FLOAT_BYTES
 from attention_serving.server.engine.requests.tokenizer import TEXT
-from attention_serving.server.engine.requests.validation import (
-    INPUT_KIND,
-    PAIRS,
-    PROMPT,
-    QUERY,
-    tokenize_texts,
-)
 from attention_serving.server.engine.types import (
     DOCUMENT_LENGTHS,
     DOCUMENT_VECTORS,
@@ -44,23 +38,20 @@ from attention_serving.server.engine.types import (
     Text,
 )
 
-# A part of the work after a run.
-Step: TypeAlias = Callable[[], object]
-# The vectors (R, d) of some documents, given their slice, and the first and exclusive last of the vectors.
-Window: TypeAlias = Callable[[slice, int, int], Array]
 DOCUMENT = "document"
-# The score of a document without vectors, of which a mean is taken too, as in sentence-transformers.
+# The score of a document without vectors, as in sentence-transformers.
 EMPTY_SCORE = np.float32(-1e9)
 # Numbers of a block, which stay in the cache: vectors of documents, or their products with a query. And
-# products of a step, which take about two milliseconds of a core.
-BLOCK_NUMBERS, STEP_PRODUCTS = 1 << 19, 1 << 19
-# Threads that compute steps at a time.
+# products of a step, which take about ten milliseconds.
+BLOCK_NUMBERS, STEP_PRODUCTS = 1 << 19, 1 << 22
+# Blocks that are computed at a time, and the threads that do it. NumPy lets them run side by side.
 THREADS = 2
+POOL = ThreadPoolExecutor(THREADS, "maxsim")
 # The part of the memory of requests that token vectors may take which are not returned.
 RESULT_SHARE = 4
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
     """What is compared once the sequences of a request have run: pairs, or queries with a context.
 
@@ -78,8 +69,8 @@ class Comparison:
     truncated: Sequence[int]
     context: Context | None = None
 
-    def steps(self, result: Result) -> Iterator[Step]:
-        """What computes the scores, of which the result consists from the first step on; in any order.
+    def steps(self, result: Result) -> Iterator[Callable[[], object]]:
+        """What computes the scores, of which the result consists from the first step on.
 
         `SCORES` has an array (1, 1) for each pair, or (N, 1) for each query to a context. Equal pairs have
         equal scores.
@@ -95,52 +86,55 @@ class Comparison:
         indices = {pair: at for at, pair in enumerate(sorted(set(self.places)))}
         scores = np.empty((len(indices), 1, 1), np.float32)
         result.outputs = {SCORES: [scores[indices[pair]] for pair in self.places]}
-        for place, group in groupby(indices, itemgetter(0)):
-            pairs = list(group)
+        for place, pairs in groupby(indices, itemgetter(0)):
             documents = [vectors[document] for _, document in pairs]
+            column, scores = scores[: len(documents), 0, 0], scores[len(documents) :]
             window = partial(_concatenate, documents)
-            column = scores[indices[pairs[0]] :][: len(pairs), 0, 0]
             yield from self._compare(vectors[place], np.array([*map(len, documents)]), window, column)
 
-    def _compare(self, query: Array, lengths: Array, window: Window, scores: Array) -> Iterator[Step]:
-        """What sets the scores (N,) of a query (Tq, d) with documents of so many vectors (N,)."""
-        most, parts, products = BLOCK_NUMBERS // max(query.shape), list[tuple[slice, int, int]](), 0
+    def _compare(
+        self, query: Array, lengths: Array, window: Callable[[slice, int, int], Array], scores: Array
+    ) -> Iterator[Callable[[], object]]:
+        """What sets the scores (N,) of a query (Tq, d) with documents of so many vectors (N,).
 
-        def score(parts: Sequence[tuple[slice, int, int]]) -> None:
-            for part, start, end in parts:
-                scores[part] = score_documents(query, window(part, start, end), lengths[part])
-                if self.facts.similarity == "meanmaxsim":
-                    scores[part] /= max(1, len(query))
+        `window` returns the vectors of a block of documents.
+        """
 
-        for part, start, end in blocks(np.cumsum(lengths), most):
-            parts.append((part, start, end))
-            products += len(query) * (end - start)
-            if products >= STEP_PRODUCTS or part.stop == len(lengths):
-                yield partial(score, parts)
-                parts, products = [], 0
+        def score(block: tuple[slice, int, int]) -> None:
+            scores[block[0]] = score_documents(query, window(*block), lengths[block[0]])
+            if self.facts.similarity == "meanmaxsim":
+                scores[block[0]] /= max(1, len(query))
 
+        def run(step: Sequence[tuple[slice, int, int]]) -> None:
+            for _ in POOL.map(score, step):
+                pass
 
-def _concatenate(documents: Sequence[Array], part: slice, _start: int, _end: int) -> Array:
-    """A `Window` of documents."""
-    return np.concatenate(documents[part])
+        most = max(BLOCK_NUMBERS // max(query.shape), int(lengths.max()))
+        parts, count = blocks(np.cumsum(lengths), most), STEP_PRODUCTS // (most * max(1, len(query)))
+        while step := list(islice(parts, max(THREADS, count))):
+            yield partial(run, step)
 
 
 def blocks(ends: Array, most: int) -> Iterator[tuple[slice, int, int]]:
-    """Divides documents into slices with so many vectors, or with one document that has more.
+    """Divides documents into blocks with at most so many vectors: no document has more.
 
     Args:
         ends: The cumulative sum of the number of vectors of each document (N,).
-        most: Largest number of vectors of a slice.
+        most: Largest number of vectors of a block.
 
     Returns:
-        Each slice, and the first and exclusive last of its vectors.
+        The documents of each block, and the first and exclusive last of its vectors.
     """
     first, start = 0, 0
     while first < len(ends):
-        last = max(first + 1, int(np.searchsorted(ends, start + most, side="right")))
+        last = int(np.searchsorted(ends, start + most, side="right"))
         end = int(ends[last - 1])
         yield slice(first, last), start, end
         first, start = last, end
+
+
+def _concatenate(documents: Sequence[Array], part: slice, _start: int, _end: int) -> Array:
+    return np.concatenate(documents[part])
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -176,10 +170,8 @@ def tokenize_documents(
         EngineError: As `tokenize_texts`.
     """
     if decoded.second_texts:
-        raise InvalidRequestError(PAIRS, "must be empty: each text is a document")
-    kind, facts = decoded.input_kind or DOCUMENT, model.late_interaction
-    if facts is None:
-        raise ValueError(f"{model.name} is not a multi-vector encoder")
+        raise InvalidRequestError(validation.PAIRS, "must be empty: each text is a document")
+    kind, facts = decoded.input_kind or DOCUMENT, _facts(model)
     encoded = _tokenize(decoded, decoded.texts, kind, model, limits, reservation)
     (ids,) = encoded.inputs.values()
     counts = np.array(ids.lengths, np.int64)
@@ -199,53 +191,57 @@ def tokenize_comparison(
     Returns:
         The request, and what is compared after its run.
     """
-    (spec,), facts, context = model.inputs, model.late_interaction, model.context
-    if facts is None or model.encoder is None:
-        raise ValueError(f"{model.name} is not a multi-vector encoder")
-    columns, count = {QUERY: decoded.texts, DOCUMENT: decoded.second_texts}, len(decoded.texts)
+    (spec,), facts, context, count = model.inputs, _facts(model), model.context, len(decoded.texts)
+    columns = {validation.QUERY: decoded.texts, DOCUMENT: decoded.second_texts}
     limits.check_sequences(TEXT, count)
     if context is not None:
         if decoded.second_texts:
-            raise InvalidRequestError(PAIRS, "cannot be combined with context_id, which has the documents")
-        columns, count = {decoded.input_kind or QUERY: decoded.texts}, count * context.documents
+            problem = "cannot be combined with context_id, which has the documents"
+            raise InvalidRequestError(validation.PAIRS, problem)
+        columns, count = {decoded.input_kind or validation.QUERY: decoded.texts}, count * context.documents
     elif decoded.input_kind:
-        raise InvalidRequestError(INPUT_KIND, "must not be set: each pair is a query and a document")
+        problem = "must not be set: each pair is a query and a document"
+        raise InvalidRequestError(validation.INPUT_KIND, problem)
     elif len(decoded.second_texts) != count:
-        raise InvalidRequestError(PAIRS, f"has {len(decoded.second_texts)} texts; text.texts has {count}")
+        problem = f"has {len(decoded.second_texts)} texts; text.texts has {count}"
+        raise InvalidRequestError(validation.PAIRS, problem)
     if (size := FLOAT_BYTES * count) > limits.max_result_bytes:
-        problem = f"there would be {count} scores of {FLOAT_BYTES} bytes"
-        raise LimitExceededError(TEXT, f"{problem}; the limit is {limits.max_result_bytes} bytes")
-    rows, lengths, kinds = list[Array](), list[int](), list[str]()
-    sequences, cut, longest = list[list[int]](), set[int](), list[int]()
+        problem = f"{count} scores would have {size} bytes; the limit is {limits.max_result_bytes}"
+        raise LimitExceededError(TEXT, problem)
+    ids, kinds = list[Ragged](), list[str]()
+    sequences, cut = list[list[int]](), set[int]()
     for kind, texts in columns.items():
-        distinct = tuple(dict.fromkeys(texts))
-        places = {text: len(lengths) + at for at, text in enumerate(distinct)}
+        places = {text: len(kinds) + at for at, text in enumerate(dict.fromkeys(texts))}
         try:
-            encoded = _tokenize(decoded, distinct, kind, model, limits, reservation)
+            encoded = _tokenize(decoded, tuple(places), kind, model, limits, reservation)
         except InvalidRequestError:  # whose index should be that among all texts
             _tokenize(decoded, texts, kind, model, limits, reservation)
             raise
-        ids = encoded.inputs[spec.name]
         sequences.append([places[text] for text in texts])
-        cut |= {len(lengths) + at for at in encoded.truncated}
-        lengths += ids.lengths
-        kinds += [kind] * len(distinct)
-        longest.append(max(ids.lengths))
-        rows.append(ids.rows)
-    if context is not None:
-        longest.append(int(context.tensors[DOCUMENT_LENGTHS].max()))
-    block = max(BLOCK_NUMBERS, longest[1] * max(longest[0], model.encoder.width))
+        cut |= {len(kinds) + at for at in encoded.truncated}
+        kinds += [kind] * len(places)
+        ids.append(encoded.inputs[spec.name])
+    lengths = [length for part in ids for length in part.lengths]
+    longest = max(lengths) if context is None else int(context.tensors[DOCUMENT_LENGTHS].max())
+    width = int(model.outputs[CONTEXT_VECTORS].axes[-1])
+    block = max(BLOCK_NUMBERS, longest * max(width, *ids[0].lengths))
     reservation.add(2 * THREADS * FLOAT_BYTES * block + 2 * size)
-    places_of_texts = list(zip(*sequences, strict=True))
+    pairs = list(zip(*sequences, strict=True))
     comparison = Comparison(
         facts=facts,
-        places=places_of_texts,
-        token_counts=[sum(lengths[at] for at in places) for places in places_of_texts],
-        truncated=[at for at, places in enumerate(places_of_texts) if cut.intersection(places)],
+        places=pairs,
+        token_counts=[sum(lengths[at] for at in pair) for pair in pairs],
+        truncated=[at for at, pair in enumerate(pairs) if cut.intersection(pair)],
         context=context,
     )
-    inputs = {spec.name: Ragged(np.concatenate(rows), tuple(lengths))}
-    return dataclasses.replace(encoded, inputs=inputs, kinds=tuple(kinds)), comparison
+    inputs = {spec.name: Ragged(np.concatenate([part.rows for part in ids]), tuple(lengths))}
+    return replace(encoded, inputs=inputs, kinds=tuple(kinds)), comparison
+
+
+def _facts(model: LoadedModel) -> LateInteractionFacts:
+    if model.late_interaction is None:
+        raise ValueError(f"{model.name} is not a multi-vector encoder")
+    return model.late_interaction
 
 
 def _tokenize(
@@ -258,9 +254,10 @@ def _tokenize(
 ) -> DecodedRequest:
     """The request with the token ids of texts of a kind, whose vectors are not returned."""
     if decoded.prompt is not None:
-        raise InvalidRequestError(PROMPT, "must not be set: queries and documents have those of the model")
+        problem = "must not be set: queries and documents have those of the model"
+        raise InvalidRequestError(validation.PROMPT, problem)
     size = max(limits.max_result_bytes, limits.max_in_flight_bytes // RESULT_SHARE)
-    request = dataclasses.replace(
+    request = replace(
         decoded,
         texts=texts,
         second_texts=(),
@@ -269,4 +266,4 @@ def _tokenize(
         encoder_outputs=EncoderOutputs(frozenset({CONTEXT_VECTORS}), kind=kind),
         max_result_bytes=size,
     )
-    return tokenize_texts(request, model, dataclasses.replace(limits, max_result_bytes=size), reservation)
+    return validation.tokenize_texts(request, model, replace(limits, max_result_bytes=size), reservation)
