@@ -27,7 +27,7 @@ LEAST_NORM: Final = 1e-12
 
 
 # A number that may be 0.
-Whole: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
+SizeOrZero: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class SparseFacts(Record):
@@ -35,10 +35,10 @@ class SparseFacts(Record):
 
     width: Size
     """Exclusive upper bound of the token ids."""
-    max_active: Whole = 0
+    max_active: SizeOrZero = 0
     """Largest number of weights of a text, of which the largest stay; 0 for no bound. Graphs do not apply
     it."""
-    hidden_ids: tuple[Whole, ...] = ()
+    hidden_ids: tuple[SizeOrZero, ...] = ()
     """Token ids without weights, such as those of special tokens."""
 
 
@@ -48,7 +48,7 @@ class LateInteractionFacts(Record):
     similarity: Literal["maxsim", "meanmaxsim"]
     """The sum or the mean, over the token vectors of a query, of the largest dot product with a token vector
     of the document."""
-    skipped_ids: tuple[Whole, ...] = ()
+    skipped_ids: tuple[SizeOrZero, ...] = ()
     """Token ids without vectors, such as those of punctuation."""
     skipped_kinds: tuple[Literal["query", "document"], ...] = ("document",)
     """The kinds of texts that they are skipped in. Texts that are not queries are documents."""
@@ -61,10 +61,10 @@ class QueryFacts(Record):
 
     adds_special: bool = True
     """Whether special tokens are added."""
-    expansion_id: Whole = 0
+    expansion_id: SizeOrZero = 0
     """The token id that is added to queries with fewer tokens than `expanded_length`. The first id beyond the
     vocabulary stands for a token that others do not attend to."""
-    expanded_length: Whole = 0
+    expanded_length: SizeOrZero = 0
     """See `expansion_id`; 0 if nothing is added."""
 
     def expand(self, ids: list[int]) -> list[int]:
@@ -85,7 +85,7 @@ class EncoderFacts(Record):
     """Number of layers."""
     width: Size
     """Width of a token vector."""
-    embedding_width: Whole
+    embedding_width: SizeOrZero
     """Width of a dense embedding; 0 if it has none."""
     row_elements: Size
     """Elements that a run holds at a time for each token, attention scores excluded."""

@@ -99,7 +99,7 @@ def token_inputs(
         side: Which end of a text is cut off: right or left.
         facts: Of a text encoder: how queries become token ids.
     """
-    limits: Mapping[str, int] = {} if facts is None else dict(facts.token_limits)
+    limits: Mapping[Any, int] = {} if facts is None else facts.token_limits
     tokenizers = [Tokenizer.from_str(tokenizer.to_str()) for _ in range(2)]
     for kind, cutting in zip(("document", "query"), tokenizers, strict=True):
         if (limit := limits.get(kind, most)) is not None:

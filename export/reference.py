@@ -1,7 +1,6 @@
 """Compares whole text encoders with the libraries that people use them with: from characters to vectors."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -94,8 +93,9 @@ def _compare_kind(
     # the weights of token ids, padding is a token.
     reader = encoder.reader
     pads = encoder.supports_padding and reader.pad_token is not None and reader.padding_side == "right"
-    size, every = BATCH if pads and graph is GraphKind.PLAIN else 1, [*embedded]
-    rows = [row for at in range(0, len(every), size) for row in embed(encoder, every[at : at + size], kind)]
+    size, short = BATCH if pads and graph is GraphKind.PLAIN else 1, [*embedded]
+    batches = (short[at : at + size] for at in range(0, len(short), size))
+    rows = [row for batch in batches for row in embed(encoder, facts, batch, kind)]
     return [
         GoldenCase(graph, text_inputs(text, is_query=is_query), _outputs(facts, row, ids, kind))
         for (text, ids), row in zip(embedded.items(), rows, strict=True)
@@ -196,21 +196,21 @@ def _library_ids(encoder: TextEncoder, facts: EncoderFacts, text: str, kind: Kin
     return list(encoder.reader(text, truncation=encoder.max_tokens is not None)["input_ids"])
 
 
-def _encode(encoder: TextEncoder, texts: Sequence[str], kind: Kind) -> Any:
+def _encode(encoder: TextEncoder, facts: EncoderFacts, texts: Sequence[str], kind: Kind) -> Any:
     library = encoder.library
     if library is None:
         raise ExportError("--reference sentence-transformers needs a folder that it wrote, with modules.json")
     options: dict[str, Any] = {"task": kind} if kind else {}
     if encoder.head == "tokens":  # with the vectors that are skipped
         options["output_value"] = None
-    if encoder.head == "sparse":
-        options |= {"max_active_dims": sys.maxsize, "convert_to_sparse_tensor": False}
+    if facts.sparse is not None and encoder.head == "sparse":  # with all weights
+        options |= {"max_active_dims": facts.sparse.width, "convert_to_sparse_tensor": False}
     embeddings = library.encode(list(texts), prompt="", show_progress_bar=False, **options)
     return embeddings.numpy() if encoder.head == "sparse" else embeddings
 
 
 @torch.inference_mode()
-def _embed(encoder: TextEncoder, texts: Sequence[str], _kind: Kind) -> Any:
+def _embed(encoder: TextEncoder, _facts: EncoderFacts, texts: Sequence[str], _kind: Kind) -> Any:
     options: dict[str, Any] = {"padding": len(texts) > 1, "truncation": encoder.max_tokens is not None}
     if encoder.padded_length:
         options |= {"padding": "max_length", "max_length": encoder.padded_length}

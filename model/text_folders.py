@@ -156,10 +156,10 @@ def _read_sentence_encoder(folder: Path, options: dict[str, Any], *, pooling: st
         queries, modules, path = split_routes(library, folder)
     elif (folder / MODULES).exists():
         path = folder / read_json(folder / MODULES)[0]["path"]
-    transformer, *rest = modules
+    transformer, *after = modules
     if not isinstance(transformer, Transformer):
         raise CheckpointError(f"{MODULES}: {type(transformer).__name__} cannot be the first module")
-    poolings = [module for module in rest if isinstance(module, Pooling)]
+    poolings = [module for module in after if isinstance(module, Pooling)]
     if any(library.prompts.values()) and not all(module.include_prompt for module in poolings):
         raise CheckpointError("include_prompt: false is not supported for a model with prompts")
     modes: list[str] = []
@@ -170,17 +170,17 @@ def _read_sentence_encoder(folder: Path, options: dict[str, Any], *, pooling: st
     reader = transformer.tokenizer
     if kind == SPARSE:
         weights = None if queries is None else read_query_weights(queries, reader)
-        after = sparse_modules(modules)
+        after = sparse_modules(transformer, after)
         return TextEncoder(model, after, reader, (), library, head="sparse", query_weights=weights)
     if kind == MULTI_VECTOR:
-        token, after = expansion_token(transformer), token_modules(modules)
+        token, after = expansion_token(transformer), token_modules(transformer, after)
         is_hidden = token is not None and not transformer.query_expansion["attend"]
         hidden = token if is_hidden else None
         return TextEncoder(model, after, reader, (), library, head="tokens", hidden_token=hidden)
     names = {theirs: ours for ours, theirs in POOLINGS.items()}
     kinds = tuple(names[mode] for mode in modes) or (OWN_POOLING,)
     heads = read_token_heads(folder, model)
-    return TextEncoder(model, rest, library.tokenizer, kinds, library, token_heads=heads)
+    return TextEncoder(model, after, library.tokenizer, kinds, library, token_heads=heads)
 
 
 def _read_plain_encoder(folder: Path, options: dict[str, Any], *, pooling: str) -> TextEncoder:

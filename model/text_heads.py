@@ -53,7 +53,7 @@ class SparseLatents(nn.Module):
         return {**features, "sentence_embedding": self.autoencoder.encode_pre_act(prepared).relu()}
 
 
-def sparse_modules(modules: Sequence[Any]) -> list[nn.Module]:
+def sparse_modules(transformer: Any, after: Sequence[Any]) -> list[nn.Module]:
     """What follows the model of a SparseEncoder.
 
     Raises:
@@ -61,15 +61,14 @@ def sparse_modules(modules: Sequence[Any]) -> list[nn.Module]:
     """
     from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: PLC0415 - takes seconds
 
-    first, *rest = modules
-    names = [type(module).__name__ for module in rest]
-    if names == ["SpladePooling"] and first.transformer_task == "fill-mask":
-        return [SpladePooling(rest[0].pooling_strategy, rest[0].activation_function)]
-    is_autoencoder = names[-1:] == ["SparseAutoEncoder"] and first.transformer_task == "feature-extraction"
-    if is_autoencoder and isinstance(rest[0], Pooling):
-        return [*rest[:-1], SparseLatents(rest[-1])]
+    task, names = transformer.transformer_task, [type(module).__name__ for module in after]
+    if names == ["SpladePooling"] and task == "fill-mask":
+        return [SpladePooling(after[0].pooling_strategy, after[0].activation_function)]
+    is_autoencoder = names[-1:] == ["SparseAutoEncoder"] and task == "feature-extraction"
+    if is_autoencoder and isinstance(after[0], Pooling):
+        return [*after[:-1], SparseLatents(after[-1])]
     raise CheckpointError(
-        f"modules after {first.transformer_task}: {', '.join(names) or 'none'}; a sparse encoder has "
+        f"modules after {task}: {', '.join(names) or 'none'}; a sparse encoder has "
         f"SpladePooling after fill-mask, or Pooling and SparseAutoEncoder after feature-extraction"
     )
 
@@ -80,10 +79,10 @@ def split_routes(library: Any, folder: Path) -> tuple[Any, list[Any], Path]:
     Raises:
         CheckpointError: Queries are not weights of token ids, or texts of no kind are not documents.
     """
-    router, *rest = library
+    router, *after = library
     routes, default = router.sub_modules, router.default_route
     names = [type(module).__name__ for module in routes["query"]] if "query" in routes else []
-    if rest or router.route_mappings or set(routes) != {"query", "document"} or default != "document":
+    if after or router.route_mappings or set(routes) != {"query", "document"} or default != "document":
         raise CheckpointError(
             f"{ROUTES}: routes {', '.join(routes)}, of which {default} is the default: only one Router of "
             f"queries and documents, with documents as the default, is supported"
@@ -108,7 +107,7 @@ def read_query_weights(queries: Any, reader: Any) -> Tensor:
     return weights
 
 
-def token_modules(modules: Sequence[Any]) -> list[nn.Module]:
+def token_modules(transformer: Any, after: Sequence[Any]) -> list[nn.Module]:
     """What follows the model of a MultiVectorEncoder, without its MultiVectorMask.
 
     Raises:
@@ -118,10 +117,9 @@ def token_modules(modules: Sequence[Any]) -> list[nn.Module]:
     from sentence_transformers.base.modules.dense import Dense  # noqa: PLC0415
     from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask  # noqa: PLC0415
 
-    first, *rest = modules
-    if first.transformer_task != "feature-extraction":
-        raise CheckpointError(f"transformer_task {first.transformer_task!r} is not supported")
-    for module in rest:
+    if transformer.transformer_task != "feature-extraction":
+        raise CheckpointError(f"transformer_task {transformer.transformer_task!r} is not supported")
+    for module in after:
         if not isinstance(module, Dense | Normalize | MultiVectorMask):
             raise CheckpointError(
                 f"{type(module).__name__} is not supported in a multi-vector encoder, which has a vector for "
@@ -129,9 +127,9 @@ def token_modules(modules: Sequence[Any]) -> list[nn.Module]:
             )
         if isinstance(module, MultiVectorMask) and module.keep_only_token_ids:
             raise CheckpointError("MultiVectorMask: keep_only_token_ids is not supported")
-    if sum(isinstance(module, MultiVectorMask) for module in rest) != 1:
+    if sum(isinstance(module, MultiVectorMask) for module in after) != 1:
         raise CheckpointError("a multi-vector encoder needs one MultiVectorMask module")
-    return [module for module in rest if not isinstance(module, MultiVectorMask)]
+    return [module for module in after if not isinstance(module, MultiVectorMask)]
 
 
 def expansion_token(transformer: Any) -> int | None:

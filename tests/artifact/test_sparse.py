@@ -1,5 +1,7 @@
 """Weights of token ids and skipped tokens, against sentence-transformers and by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -56,7 +58,7 @@ def test_a_token_id_has_the_largest_weight_of_its_tokens() -> None:
         (("query", "document"), "query", False, [0, 2]),
     ],
 )
-def test_skipped_tokens_by_kind(kinds: tuple, kind: str, first: bool, expected: list[int]) -> None:
+def test_skipped_tokens_by_kind(kinds: Any, kind: str, first: bool, expected: list[int]) -> None:
     facts = LateInteractionFacts(
         similarity="maxsim", skipped_ids=(9, 8), skipped_kinds=kinds, skips_first=first
     )

@@ -30,9 +30,8 @@ from attention_serving.export.reference import TEXTS
 
 WIDTH, LAYERS, HEADS, POSITIONS, MAX_TOKENS, COLUMNS = 32, 2, 4, 160, 128, 16
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-SPECIAL_TOKENS = dict(
-    zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), SPECIAL, strict=True)
-)
+NAMES = ("cls", "pad", "sep", "unk", "mask")
+SPECIAL_TOKENS = {f"{name}_token": token for name, token in zip(NAMES, SPECIAL, strict=True)}
 SPECIAL_TOKENS |= {"bos_token": "<s>", "eos_token": "</s>"}
 WORDS = [word for word, _ in sorted(Counter(" ".join(TEXTS).lower().split()).items(), key=lambda pair: pair)]
 LETTERS = sorted(set("".join(WORDS)) | set(string.punctuation))

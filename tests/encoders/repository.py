@@ -9,6 +9,7 @@ from attention_serving.export.artifact import write_artifact
 from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.precision import Precision
 from attention_serving.model.text_folders import load_encoder
+from tests.encoders.heads import COLBERT, FOLDERS, M3, SPLADE, save_folder
 from tests.support import encoders
 from tests.support.artifacts import ModelSet
 
@@ -90,4 +91,20 @@ ENCODERS = ModelSet(
     ],
     SOURCES,
     ["encoder_repository"],
+)
+
+
+def export_heads(name: str, folder: Path) -> None:
+    """A sparse or multi-vector encoder, or one with all heads, of `tests.encoders.heads`."""
+    with TemporaryDirectory() as source:
+        spec = encoder_spec(load_encoder(save_folder(name, Path(source))), truncates=True)
+        write_artifact(spec, ModelId(name), folder)
+
+
+SOURCES_OF_HEADS = [*SOURCES, Path(__file__).with_name("heads.py")]
+# One of each kind, and those that only tests with the marker `thorough` need.
+HEADS = (SPLADE, COLBERT, M3)
+HEAD_MODELS, FURTHER_HEAD_MODELS = (
+    ModelSet(name, [partial(export_heads, each) for each in names], SOURCES_OF_HEADS)
+    for name, names in (("heads", HEADS), ("further-heads", sorted(FOLDERS.keys() - set(HEADS))))
 )
