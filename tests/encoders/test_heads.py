@@ -310,7 +310,7 @@ def test_what_a_model_lacks_is_refused(running: Running, words: str) -> None:
 def test_a_request_without_a_model_reaches_the_one_with_the_head(running: Running) -> None:
     for name, fields in ((M3, EMBEDDING_OPTIONS), (M3, SPARSE_OPTIONS | TOKEN_VECTORS)):
         assert running.attend("", TEXTS[:1], **fields).model_name == name
-    with pytest.raises(grpc.RpcError, match="2 text encoders are ready"):
+    with pytest.raises(grpc.RpcError, match="text encoders are ready"):
         running.attend("", TEXTS[:1], **SPARSE_OPTIONS)
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/embed", {"inputs": "a"})):
         answer = ask(running.port, path, body | {"model": SPLADE})
