@@ -14,6 +14,7 @@ from attention_serving.artifact.encoder import (
     SPARSE_EMBEDDING,
     ClassifierFacts,
     EncoderFacts,
+    LateInteractionFacts,
 )
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
@@ -130,6 +131,11 @@ class ModelFacts:
         return self.manifest.classifier
 
     @cached_property
+    def late_interaction(self) -> LateInteractionFacts | None:
+        """What sets a multi-vector encoder apart; None for any other model."""
+        return None if self.encoder is None else self.encoder.late_interaction
+
+    @cached_property
     def takes_token_types(self) -> bool:
         """Whether tokens of the first and the second text of a pair are told apart."""
         return self.classifier is not None and TOKEN_TYPES in self.inputs_by_name
@@ -209,7 +215,7 @@ class ModelFacts:
         """The graph that runs sequences of unequal lengths together, each of which alone runs on `kind`."""
         return GraphKind.LENGTHS if kind is GraphKind.PLAIN and self.attends_to_padding else kind
 
-    def first_position(self, query_length: int) -> int:  # noqa: ARG002 - see `ContextModel`
+    def first_position(self, query_length: int) -> int:  # noqa: ARG002 - see `QueryModel`
         """The position of the first of a sequence's rows, where a request does not state them."""
         return 0
 
