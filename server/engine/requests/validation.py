@@ -16,6 +16,7 @@ from attention_serving.artifact.encoder import NO_QUERY
 from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, TensorSpec
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.facts import SPARSE
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import SPANS, check_selection, is_pooled, token_spans
@@ -60,6 +61,8 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         field = model.inputs[0].name if decoded.spans is None else SPANS
         field = RETURN_WEIGHTS if decoded.return_weights else field
         problem = f"the result would be {result_bytes} bytes; the limit is {most_bytes}"
+        if options is not None and options.most_weights is not None:
+            field, problem = SPARSE, f"{problem}; send fewer texts, or a top_k"
         raise LimitExceededError(field, problem)
     largest = max(plans, key=attrgetter("run_bytes"))
     if (size := largest.run_bytes) > limits.max_run_bytes:
