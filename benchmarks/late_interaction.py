@@ -58,4 +58,4 @@ def compare(
                 call()
                 seconds[name].append(time.perf_counter() - started)
         stored.drop()
-    return {name: 1000 * median(each) for name, each in seconds.items()}
+    return {name: 1000 * median(durations) for name, durations in seconds.items()}

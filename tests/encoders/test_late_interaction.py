@@ -276,7 +276,7 @@ def test_errors_name_the_text_of_several_equal_ones(running: Running) -> None:
     assert "text 3 has" in str(error.value.details())
 
 
-def test_distinct_texts_run_once_and_deadlines_are_kept(models: dict[str, LoadedModel]) -> None:
+def test_distinct_texts_run_once_and_limits_hold(models: dict[str, LoadedModel]) -> None:
     colbert = costing(models[COLBERT], SAME_FOR_ALL)
     limits = Limits(max_result_bytes=100, max_context_bytes=CONTEXT_BYTES + 10)
     with Served(colbert, limits=limits) as served:

@@ -120,7 +120,9 @@ def encoder_outputs(message: pb.AttendRequest, model: LoadedModel) -> EncoderOut
             raise InvalidRequestError("return_weights", f"cannot be combined with {' and '.join(fields)}")
         names.update(OUTPUTS_OF_HEADS[field])
     if message.return_weights and CONTEXT_VECTORS in names and encoder.late_interaction is not None:
-        problem = f"token vectors of model {model.name!r} lack those of skipped tokens; send embedding with it"
+        problem = (
+            f"token vectors of model {model.name!r} lack those of skipped tokens; send embedding with it"
+        )
         raise InvalidRequestError("return_weights", problem)
     if SPARSE in fields and encoder.sparse is not None:
         most = message.sparse.top_k or encoder.sparse.max_active
