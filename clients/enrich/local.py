@@ -1,26 +1,37 @@
 """The backend that computes in this process, on a model that the engine loads: neither server nor queue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attention_client import AttentionResult, ModelInfo
+from attention_client import AttentionResult, Embeddings, ModelInfo, SparseVector
 from attention_client._calls.embeddings import OUTPUT_TYPES, as_output_type
 from attention_client.enrich.backends import BackendRequest
 from attention_client.enrich.model import JobModel
-from attention_client.enrich.options import EnrichOptions, Role
+from attention_client.enrich.options import OUTPUTS, EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
-from attention_serving.artifact.encoder import EMBEDDING
-from attention_serving.server.api.attention.requests import NAME_BY_ENUM, quantisation_range
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.server.api.attention.requests import (
+    NAME_BY_ENUM,
+    OUTPUTS_OF_HEADS,
+    quantisation_range,
+)
 from attention_serving.server.api.attention.responses import describe
 from attention_serving.server.api.tensors import OutputPlaceholder
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
+from attention_serving.server.engine.facts import HEADS
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.run.provider import Provider
-from attention_serving.server.engine.types import Array, Result
+from attention_serving.server.engine.types import (
+    SPARSE_INDICES,
+    SPARSE_VALUES,
+    Array,
+    EncoderOutputs,
+    Result,
+)
 
 # Texts that are encoded together, at most.
 ENCODED_TOGETHER = 64
@@ -64,14 +75,17 @@ class LocalBackend:
             raise EnrichError(f"the context cannot be used: {error.message}") from error
         self.tokenizer = self._model.tokenizer
         self.concurrency = self._model.parallel_runs
-        self._options = options
+        self._options, self._outputs = options, _encoder_outputs(options, self._model.model.encoder)
 
     def encode_texts(self, texts: Sequence[str]) -> tuple[Sequence[Any], Sequence[int]]:
         """As of Backend: the token ids of the texts. Halves by themselves show which text is refused."""
         options = self._options
         try:
             if 0 < len(texts) <= ENCODED_TOGETHER:
-                return self._model.encode(texts, prompt=options.prompt, truncate=options.truncate)
+                kind = options.input_kind or ""
+                return self._model.encode(
+                    texts, prompt=options.prompt, truncate=options.truncate, input_kind=kind
+                )
         except InvalidRequestError as error:
             if len(texts) == 1:
                 return [RefusedError(error.message, error.reason)], ()
@@ -84,7 +98,8 @@ class LocalBackend:
     def count_tokens(self, text: str, *, prompt: str | None) -> int:
         """As of Backend."""
         try:
-            (ids,), _ = self._model.encode([text], prompt=prompt)
+            kind = self._options.input_kind if prompt is None else None
+            (ids,), _ = self._model.encode([text], prompt=prompt, input_kind=kind or "")
         except EngineError as error:
             raise EnrichError(error.message) from error
         return len(ids)
@@ -98,6 +113,7 @@ class LocalBackend:
             context=self._context,
             return_weights=self._options.weights,
             dimensions=self._options.dimensions or 0,
+            encoder_outputs=self._outputs,
         )
         return partial(self._result, future)
 
@@ -105,7 +121,7 @@ class LocalBackend:
         """A result or an error of the engine in the terms of a job."""
         try:
             outputs = future.result().outputs
-            vectors = self._in_output_type(next(iter(outputs.values())))
+            vectors = self._read_heads(outputs) if self._options.outputs else self._first(outputs)
         except InvalidRequestError as error:
             raise RefusedError(error.message, error.reason) from error
         except EngineError as error:
@@ -115,6 +131,17 @@ class LocalBackend:
             weights = [array.reshape(-1, *array.shape[-2:]) for array in outputs[output.name]]
         return AttentionResult(
             vectors, weights, self.model.name, self.model.version, model_digest=self.model.digest
+        )
+
+    def _first(self, outputs: Mapping[str, list[Array]]) -> list[Array]:
+        return self._in_output_type(next(iter(outputs.values())))
+
+    def _read_heads(self, outputs: Mapping[str, list[Array]]) -> Embeddings:
+        dense, indices = outputs.get(EMBEDDING), outputs.get(SPARSE_INDICES)
+        return Embeddings(
+            dense=None if dense is None else self._in_output_type(dense),
+            sparse=None if indices is None else list(map(SparseVector, indices, outputs[SPARSE_VALUES])),
+            token_vectors=outputs.get(CONTEXT_VECTORS),
         )
 
     def _in_output_type(self, vectors: list[Array]) -> list[Array]:
@@ -131,3 +158,14 @@ class LocalBackend:
     def close(self) -> None:
         """Cancels requests that have not started."""
         self._model.close()
+
+
+def _encoder_outputs(options: EnrichOptions, encoder: EncoderFacts | None) -> EncoderOutputs | None:
+    """What results of a text encoder have, as those of a request of the client."""
+    if encoder is None:
+        return None
+    fields, most = dict(zip(OUTPUTS, HEADS, strict=True)), None
+    names = [name for head in options.heads for name in OUTPUTS_OF_HEADS[fields[head]]]
+    if encoder.sparse is not None and "sparse" in options.heads:
+        most = options.top_k or encoder.sparse.max_active
+    return EncoderOutputs(frozenset(names), most, options.input_kind or "")

@@ -11,6 +11,7 @@ from attention_serving.artifact.encoder import (
     CONTEXT_VECTORS,
     LOGITS,
     SCORES,
+    SPARSE_EMBEDDING,
     ClassifierFacts,
     EncoderFacts,
     LateInteractionFacts,
@@ -281,8 +282,8 @@ class ModelFacts:
         if kind is GraphKind.QUERY:  # looks up a weight for each token
             return 4 * batch * ROW_TENSORS * lengths[0]
         rows = sum(map(mul, lengths, self._row_elements))
-        if self.encoder is not None and self.encoder.sparse is not None:
-            rows += self.encoder.sparse.width  # the weights of all token ids
+        if (weights := self.outputs.get(SPARSE_EMBEDDING)) is not None:
+            rows += int(weights.axes[1])
         return int(4 * batch * (rows + self.pair_elements(kind, lengths)))
 
     def pair_elements(self, kind: GraphKind, lengths: Sequence[int]) -> float:

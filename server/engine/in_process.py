@@ -38,7 +38,14 @@ from attention_serving.server.engine.requests.request import Request, split
 from attention_serving.server.engine.requests.validation import tokenize_texts, validate
 from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
-from attention_serving.server.engine.types import Array, Context, DecodedRequest, Ragged, Result
+from attention_serving.server.engine.types import (
+    Array,
+    Context,
+    DecodedRequest,
+    EncoderOutputs,
+    Ragged,
+    Result,
+)
 
 
 class InProcessModel:
@@ -103,7 +110,12 @@ class InProcessModel:
         return cls(model, folder, runs, provider.runtime.limits)
 
     def encode(
-        self, texts: Sequence[str], *, prompt: str | None = None, truncate: bool | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str | None = None,
+        truncate: bool | None = None,
+        input_kind: str = "",
     ) -> tuple[list[Array], tuple[int, ...]]:
         """Encodes texts on the thread of the caller, as a request with them would be encoded.
 
@@ -111,6 +123,7 @@ class InProcessModel:
             texts: The texts, at least one.
             prompt: Name of the prompt that is put before each, empty for none; None for that of the model.
             truncate: Whether one with too many tokens is cut; None for the setting of the model.
+            input_kind: What the texts are, as of a `DecodedRequest`.
 
         Returns:
             The token ids (T,) of each text, and the indices of the texts that were cut.
@@ -118,7 +131,7 @@ class InProcessModel:
         Raises:
             InvalidRequestError: A text or the prompt is refused; says which and why.
         """
-        decoded = DecodedRequest(texts=tuple(texts), prompt=prompt, truncate=truncate)
+        decoded = DecodedRequest(texts=tuple(texts), prompt=prompt, truncate=truncate, input_kind=input_kind)
         encoded = tokenize_texts(decoded, self.model, self._limits)
         ids = encoded.inputs[self.inputs[0].name]
         return split(ids.rows, ids.lengths), encoded.truncated
@@ -130,6 +143,7 @@ class InProcessModel:
         return_weights: bool = False,
         dimensions: int = 0,
         context: ContextModel | None = None,
+        encoder_outputs: EncoderOutputs | None = None,
     ) -> Future[Result]:
         """Computes one request on a thread of the model.
 
@@ -139,11 +153,16 @@ class InProcessModel:
             return_weights: Whether the result contains `attention_weights`.
             dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
             context: What the queries attend to, in place of keys and values: see `put_context`.
+            encoder_outputs: For text encoders: what the result has; None for the outputs of the cheapest
+                graph as they are.
 
         Returns:
             A future that resolves with the result, or with an `EngineError` if the request is refused.
         """
         decoded = DecodedRequest(return_weights=return_weights, dimensions=dimensions)
+        if encoder_outputs is not None:
+            decoded.encoder_outputs, decoded.output_names = encoder_outputs, encoder_outputs.names
+            decoded.input_kind = encoder_outputs.kind
         model = self.model if context is None else context
         return self._threads.submit(self._compute, model, decoded, inputs)
 

@@ -242,27 +242,27 @@ def is_pooled(decoded: DecodedRequest, model: LoadedModel) -> bool:
 
 
 def select_outputs(
-    outputs: Mapping[str, Array], wanted: EncoderOutputs, ids: Array, encoder: EncoderFacts
+    outputs: Mapping[str, Array], options: EncoderOutputs, ids: Array, encoder: EncoderFacts
 ) -> dict[str, Array]:
     """What a result has of the outputs of one text. What is large and not returned can be freed then.
 
     Args:
         outputs: The outputs of a graph, without padding.
-        wanted: What the result has.
+        options: What the result has.
         ids: The token ids (T,).
         encoder: The model.
     """
-    selected = {name: array for name, array in outputs.items() if name in wanted.names}
-    if wanted.most_weights is not None and (sparse := encoder.sparse) is not None:
+    selected = {name: array for name, array in outputs.items() if name in options.names}
+    if options.most_weights is not None and (sparse := encoder.sparse) is not None:
         if TOKEN_WEIGHTS in selected:
             weights = largest_weights(selected.pop(TOKEN_WEIGHTS), ids, sparse.width)
         else:
             weights = selected.pop(SPARSE_EMBEDDING)
-        indices = select_weights(weights, sparse, wanted.most_weights)
+        indices = select_weights(weights, sparse, options.most_weights)
         selected[SPARSE_INDICES] = indices.astype(np.uint32)
         selected[SPARSE_VALUES] = weights[indices]
     if CONTEXT_VECTORS in selected and (late_interaction := encoder.late_interaction) is not None:
-        is_kept = has_vectors(ids, late_interaction, wanted.kind)
+        is_kept = has_vectors(ids, late_interaction, options.kind)
         if not is_kept.all():
             selected[CONTEXT_VECTORS] = selected[CONTEXT_VECTORS][is_kept]
     return selected

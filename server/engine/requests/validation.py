@@ -79,10 +79,10 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     )
     validated = plan.make_request(model, rows, decoded.deadline, decoded.caller)
     spans = [] if decoded.spans is None else split(decoded.spans.rows, decoded.spans.lengths)
-    wanted = decoded.encoder_outputs
+    options = decoded.encoder_outputs
     for sequence, mask, item, text_kind in zip_longest(validated.sequences, masks, spans, decoded.kinds):
         sequence.mask, sequence.spans, sequence.head_selection = mask, item, decoded.head_selection
-        sequence.encoder_outputs = wanted and (wanted._replace(kind=text_kind) if text_kind else wanted)
+        sequence.encoder_outputs = options and (options._replace(kind=text_kind) if text_kind else options)
     return validated
 
 

@@ -248,7 +248,15 @@ CONTEXTS = "/v2/models/m/versions/2/contexts"
 KEY = np.arange(12, dtype=np.float32).reshape(3, 4)
 MASK = {"name": "mask", "shape": [3], "datatype": "BOOL", "data": [True, False, True]}
 NAMED: dict[str, Any] = {"model_name": "m", "model_version": "2"}
-CONTEXT = {**NAMED, "id": "c1", "rows": 2, "bytes": 64, "expires_at": 1_800_000_000, "shared": True}
+CONTEXT = {
+    **NAMED,
+    "id": "c1",
+    "rows": 2,
+    "bytes": 64,
+    "expires_at": 1_800_000_000,
+    "shared": True,
+    "documents": 0,
+}
 
 
 def test_rows_are_put(scripted: Scripted, port: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
@@ -44,6 +45,7 @@ from attention_client._values import (
     EmbeddingInputs,
     FloatArray,
     InferResult,
+    Output,
     OutputType,
     Ranking,
     ReturnWeights,
@@ -53,6 +55,7 @@ from attention_client._values import (
     Version,
     whole_number,
 )
+from attention_client.errors import invalid
 
 _ParametersT = ParamSpec("_ParametersT")
 _ResultT = TypeVar("_ResultT")
@@ -225,12 +228,16 @@ class AttentionClient(Connection):
         output_type: OutputType = "float32",
         normalised: bool | None = None,
         spans: SpanList | SpanLists | None = None,
+        sparse: bool = False,
+        outputs: Sequence[Output] | None = None,
+        top_k: int | None = None,
         timeout: float | None = None,
         version: Version = "",
     ) -> Any:
         """Computes one embedding for each text, or for each of its parts, with a text encoder.
 
-        More than 1,024 texts, or 4,096 parts, are sent in several requests, one after the other.
+        More than 1,024 texts, 4,096 parts, or 16,384 characters whose token vectors are returned, are sent in
+        several requests, one after the other.
 
         Args:
             model: Name of the model.
@@ -254,13 +261,19 @@ class AttentionClient(Connection):
                 possibly empty. The vectors of the tokens that overlap a part are pooled as those of a text
                 are. Parts may overlap; each must lie within its text, not beyond where it is cut, and
                 overlap a token. For token ids, positions of tokens. None means one embedding for each text.
+            sparse: Whether to return sparse embeddings in place of dense ones.
+            outputs: What to return as `Embeddings`, all of it from one run: one or more of "dense", "sparse"
+                and "token_vectors". None means dense embeddings, as an array.
+            top_k: Largest number of weights of a sparse embedding, from 1, of which the largest are returned;
+                None means all that the model has.
             timeout: Seconds for each request; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
         Returns:
             float32, or integers of `output_type`: (d,) for one text or sequence, otherwise (B, d). With
             spans, (n, d) for one text or sequence with n of them, otherwise a list of (n_i, d). Of bits, the
-            last axis has ceil(d / 8) bytes.
+            last axis has ceil(d / 8) bytes. If `sparse`, a `SparseVector` for one text or sequence, otherwise
+            a list of them. With `outputs`, `Embeddings`.
 
         Raises:
             InvalidArgumentError: An argument has a wrong type or value, or the server refuses it.
@@ -271,7 +284,13 @@ class AttentionClient(Connection):
         embed = EmbeddingInputs(
             inputs, prompt, dimensions, truncate, input_kind, truncation_side, output_type, normalised
         )
-        return self._answer(encode_embeddings(self._options(model, version), embed, spans), timeout)
+        if sparse and outputs is not None:
+            raise invalid("sparse", "False, because `outputs` names what to return", sparse)
+        embed = replace(embed, outputs=("sparse",) if sparse else outputs, top_k=top_k)
+        call = encoded = encode_embeddings(self._options(model, version), embed, spans)
+        if sparse:
+            call = replace(encoded, decoder=lambda responses: encoded.decoder(responses).sparse)
+        return self._answer(call, timeout)
 
     def rerank(
         self,

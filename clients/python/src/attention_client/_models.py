@@ -99,7 +99,7 @@ class EncoderInfo:
 
     Attributes:
         num_layers: Number of layers, L.
-        embedding_width: Number of elements of an embedding.
+        embedding_width: Number of elements of a dense embedding; 0 without.
         normalised: Whether embeddings have length 1.
         dimensions: The numbers of elements that embeddings can be shortened to.
         prompts: Names of the prompts.
@@ -107,6 +107,11 @@ class EncoderInfo:
         truncates: Whether long texts are cut unless a request says otherwise.
         truncation_side: Which end of a text that is cut loses tokens: "right" or "left".
         quantisation_ranges: By number of elements, the absolute value that 127 stands for in int8; 1 without.
+        sparse_width: Exclusive upper bound of the token ids of sparse embeddings; 0 without.
+        similarity: Of a multi-vector encoder, how a query is compared with a document: "maxsim" is the sum,
+            "meanmaxsim" the mean, over the token vectors of the query of the largest dot product with one of
+            the document. Empty for others.
+        has_token_vectors: Whether requests may ask for a vector for each token.
     """
 
     num_layers: int
@@ -118,6 +123,9 @@ class EncoderInfo:
     truncates: bool
     truncation_side: str = "right"
     quantisation_ranges: Mapping[int, float] = field(default_factory=dict, hash=False)
+    sparse_width: int = 0
+    similarity: str = ""
+    has_token_vectors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,8 @@ class ClassifierInfo:
         truncates: Whether long texts are cut unless a request says otherwise.
         truncation_side: As `EncoderInfo.truncation_side`.
         returns_raw_scores: Whether requests may ask for scores before the activation.
+        prompts: Names of the prompts, such as instructions of a causal reranker.
+        default_prompt: As `EncoderInfo.default_prompt`.
     """
 
     family: str
@@ -139,6 +149,8 @@ class ClassifierInfo:
     truncates: bool
     truncation_side: str = "right"
     returns_raw_scores: bool = False
+    prompts: tuple[str, ...] = ()
+    default_prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

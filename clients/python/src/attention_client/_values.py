@@ -25,6 +25,8 @@ Version: TypeAlias = int | str
 Wire: TypeAlias = Literal["fp32", "fp16", "bf16"]
 # The type of embeddings, by the names of sentence-transformers.
 OutputType: TypeAlias = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+# What a text encoder computes of a text, all of it in one run.
+Output: TypeAlias = Literal["dense", "sparse", "token_vectors"]
 MAX_INDEX = 2**32 - 1
 MAX_VERSION = 2**63 - 1
 ArraysT = TypeVar("ArraysT", FloatArray, list[FloatArray])
@@ -99,6 +101,38 @@ class Ranking(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SparseVector:
+    """The sparse embedding of one text: a weight for each of n token ids. That of all others is 0.
+
+    Attributes:
+        indices: int64 (n,): the token ids, ascending.
+        values: float32 (n,): their weights.
+    """
+
+    indices: NDArray[np.int64]
+    values: FloatArray
+
+    def to_dict(self) -> dict[int, float]:
+        """The weights by their token ids."""
+        return dict(zip(self.indices.tolist(), self.values.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings:
+    """The outputs of an `embed` with `outputs`, in the form of its inputs; None for those not requested.
+
+    Attributes:
+        dense: float32, or integers of the output type: (d,) for one text, otherwise (B, d).
+        sparse: A `SparseVector` for one text, otherwise a list of them.
+        token_vectors: float32: (T, d) for one text, otherwise a list of (T_i, d).
+    """
+
+    dense: Any = None
+    sparse: Any = None
+    token_vectors: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenizedText:
     """The T tokens of one text.
 
@@ -138,7 +172,8 @@ class TextInputs:
 class EmbeddingInputs:
     """One request of a stream for embeddings: the arguments of `AttentionClient.embed`, at most 1,024 texts.
 
-    The context vectors of its result are the embeddings: (d,) for one text, otherwise (B, d).
+    The context vectors of its result are the embeddings: (d,) for one text, otherwise (B, d); with `outputs`,
+    they are `Embeddings`.
     """
 
     inputs: str | Texts | Arrays
@@ -149,6 +184,8 @@ class EmbeddingInputs:
     truncation_side: str | None = None
     output_type: OutputType = "float32"
     normalised: bool | None = None
+    outputs: Sequence[Output] | None = None
+    top_k: int | None = None
 
 
 # The requests of one stream may differ in form, and so may its results.

@@ -1,17 +1,17 @@
 """Encodes calls for embeddings and for scores, and decodes their responses.
 
-Notation: B texts or sequences of token ids, d elements of an embedding, L labels.
+Notation: B texts or sequences of token ids, T tokens of one, d elements of an embedding, L labels.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate, chain, pairwise, starmap
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attention_client._calls.arrays import as_array, as_integers, items_of, widen
+from attention_client._calls.arrays import as_array, as_integers, items_of, split, widen
 from attention_client._calls.attention import (
     EncodedCall,
     fill_text_options,
@@ -28,9 +28,12 @@ from attention_client._values import (
     Arrays,
     AttentionResult,
     EmbeddingInputs,
+    Embeddings,
     FloatArray,
+    Output,
     Ranking,
     RequestOptions,
+    SparseVector,
     Texts,
     TokenizedText,
     type_name,
@@ -42,6 +45,10 @@ from attention_client.errors import invalid
 MAX_SEQUENCES = 1024
 MAX_TEXT_CHARACTERS = 4 << 20
 MAX_SPANS = 4096
+# The same if the response has a vector for each token: of a text at most one for each character, and some for
+# special tokens, the prompt and query expansion. With 1,024 elements each, they make a message of 64 MiB.
+MAX_VECTOR_CHARACTERS, ADDED_TOKENS = 16 << 10, 32
+OUTPUTS: tuple[str, ...] = get_args(Output)
 TEXT_OPTIONS = ("prompt", "truncate", "input_kind", "truncation_side")
 # Start and exclusive end of each part of one text; and those of several texts.
 SpanList: TypeAlias = Sequence[tuple[int, int]] | NDArray[Any]
@@ -67,37 +74,52 @@ def encode_embeddings(
     embed: EmbeddingInputs,
     spans: SpanList | SpanLists | None = None,
     *,
-    warns: bool = True,
-) -> EncodedCall[Array | list[Array]]:
+    streams: bool = False,
+) -> EncodedCall[Any]:
     """Encodes a call with texts or token ids, as one request or several.
+
+    Its result is an array of embeddings, or a list of arrays with spans; with `outputs`, `Embeddings`.
 
     Args:
         options: What every request states.
         embed: The inputs, and what the call states beside them; None leaves it to the model.
         spans: The parts of the texts that get an embedding each.
-        warns: Whether to warn of texts that were cut because the model says so.
+        streams: Whether it is one request of a stream, whose result states itself which texts were cut.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or value.
     """
     if embed.output_type not in OUTPUT_TYPES:
         raise invalid("output_type", f"one of {', '.join(OUTPUT_TYPES)}", repr(embed.output_type))
+    outputs = _read_outputs(embed, spans)
     form, items, unit = _read_inputs(embed)
     sizes = list(map(len, items))
     arrays = _read_spans(spans, sizes, unit, form)
+    if "token_vectors" in outputs and not streams:
+        parts = _split([size + ADDED_TOKENS for size in sizes], most=MAX_VECTOR_CHARACTERS)
+    else:
+        parts = _split(sizes, arrays)
     requests = tuple(
-        _request(options, embed, items[part], None if arrays is None else arrays[part])
-        for part in _split(sizes, arrays)
+        _request(options, embed, outputs, items[part], None if arrays is None else arrays[part])
+        for part in parts
     )
 
-    def decode(responses: Sequence[pb.AttendResponse]) -> Array | list[Array]:
-        vectors = _decode(responses, requests, warns=warns and embed.truncate is None)
-        vectors = as_output_type(vectors, embed.output_type)
+    def decode_dense(responses: Sequence[pb.AttendResponse], _: Any) -> Array | list[Array]:
+        vectors = as_output_type(_decode(responses, requests), embed.output_type)
         if arrays is None:
-            return vectors[0] if form is InputForm.SINGLE else vectors
+            return vectors
         ends = accumulate(map(len, arrays), initial=0)
-        parts = [vectors[start:end] for start, end in pairwise(ends)]
-        return parts[0] if form is InputForm.SINGLE else parts
+        return [vectors[start:end] for start, end in pairwise(ends)]
+
+    decoders: dict[str, Callable[..., Any]]
+    decoders = {"dense": decode_dense, "sparse": _decode_sparse, "token_vectors": _decode_token_vectors}
+
+    def decode(responses: Sequence[pb.AttendResponse]) -> Any:
+        _warn(responses, warns=not streams and embed.truncate is None)
+        decoded = {output: decoders[output](responses, requests) for output in outputs}
+        if form is InputForm.SINGLE:
+            decoded = {output: rows[0] for output, rows in decoded.items()}
+        return decoded["dense"] if embed.outputs is None else Embeddings(**decoded)
 
     return EncodedCall(requests, decode)
 
@@ -125,7 +147,8 @@ def encode_scores(
         requests.append(request)
 
     def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray:
-        scores = _decode(responses, requests, warns=text_options.get("truncate") is None)
+        _warn(responses, warns=text_options.get("truncate") is None)
+        scores = _decode(responses, requests)
         return scores[0] if form is InputForm.SINGLE else scores
 
     return EncodedCall(tuple(requests), decode)
@@ -166,23 +189,21 @@ def encode_rerank(
     return rankings if context is None else with_context(rankings, context)
 
 
-def _decode(
-    responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest], *, warns: bool
-) -> Array:
+def _warn(responses: Sequence[pb.AttendResponse], *, warns: bool) -> None:
+    if warns and (cut := sum(len(response.truncated) for response in responses)):
+        message = f"the model cut {cut} texts to the tokens that it takes"
+        warnings.warn(message, TextTruncatedWarning, stacklevel=4)
+
+
+def _decode(responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest]) -> Array:
     """The embeddings or scores (n, d), writable: float32, or integers as they were sent.
 
     Raises:
         ValueError: A response contradicts itself or its request.
     """
-    if warns and (cut := sum(len(response.truncated) for response in responses)):
-        message = f"the model cut {cut} texts to the tokens that it takes"
-        warnings.warn(message, TextTruncatedWarning, stacklevel=3)
     parts = []
     for response, request in zip(responses, requests, strict=True):
-        vectors, expected = (
-            response.context_vectors,
-            [1] * len(request.text.texts or request.token_ids.lengths),
-        )
+        vectors, expected = response.context_vectors, [1] * _count(request)
         if request.embedding.HasField("spans"):
             expected = list(request.embedding.spans.lengths)
         if request.context_id:  # only the server knows how many documents it has
@@ -193,6 +214,39 @@ def _decode(
             raise ValueError(f"it does not contain {sum(expected)} rows")
         parts.append(flat.reshape(sum(expected), width))
     return np.concatenate(parts)
+
+
+def _decode_sparse(
+    responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest]
+) -> list[SparseVector]:
+    """As `_decode`, the sparse embedding of each text or sequence."""
+    rows: list[SparseVector] = []
+    for response, request in zip(responses, requests, strict=True):
+        message = response.sparse_embeddings
+        indices, values = np.array(message.indices, np.int64), np.array(message.values, np.float32)
+        if len(message.lengths) != _count(request) or not sum(message.lengths) == len(indices) == len(values):
+            raise ValueError(f"it does not contain {_count(request)} sparse embeddings")
+        ends = accumulate(message.lengths, initial=0)
+        rows += [SparseVector(indices[start:end], values[start:end]) for start, end in pairwise(ends)]
+    return rows
+
+
+def _decode_token_vectors(
+    responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest]
+) -> list[FloatArray]:
+    """As `_decode`, the token vectors (T, d) of each text or sequence."""
+    rows: list[FloatArray] = []
+    for response, request in zip(responses, requests, strict=True):
+        message = response.token_vectors
+        flat = widen(message.data_type, message.data).astype(np.float32)
+        if len(message.lengths) != _count(request) or flat.size != sum(message.lengths) * message.width:
+            raise ValueError(f"it does not contain the token vectors of {_count(request)} texts")
+        rows += split(flat, [(length, message.width) for length in message.lengths])
+    return rows
+
+
+def _count(request: pb.AttendRequest) -> int:
+    return len(request.text.texts or request.token_ids.lengths)
 
 
 def as_output_type(rows: Array, output_type: str) -> Array:
@@ -206,7 +260,7 @@ def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> Encode
     Raises:
         InvalidArgumentError: As `encode_embeddings`, or there are more inputs than one request takes.
     """
-    call = encode_embeddings(options, item, warns=False)
+    call = encode_embeddings(options, item, streams=True)
     if len(call.requests) > 1:
         raise invalid("inputs", f"at most {MAX_SEQUENCES} texts of 4 MiB in all", "more for one request")
 
@@ -243,6 +297,23 @@ def encode_tokenize(
     return request, decode
 
 
+def _read_outputs(embed: EmbeddingInputs, spans: Any) -> Collection[str]:
+    """What is computed of each text; checks the options that go with it."""
+    outputs = ("dense",) if embed.outputs is None else items_of(embed.outputs)
+    if not outputs or not all(isinstance(output, str) and output in OUTPUTS for output in outputs):
+        raise invalid("outputs", f"one or more of {', '.join(OUTPUTS)}, in a list", repr(embed.outputs))
+    output_type = None if embed.output_type == "float32" else embed.output_type
+    of_dense = {"dimensions": embed.dimensions, "output_type": output_type, "normalised": embed.normalised}
+    for field, value in of_dense.items():
+        if value is not None and "dense" not in outputs:
+            raise invalid(field, "None without dense embeddings", repr(value))
+    if embed.top_k is not None and "sparse" not in outputs:
+        raise invalid("top_k", "None without sparse embeddings", repr(embed.top_k))
+    if spans is not None and {*outputs} != {"dense"}:
+        raise invalid("spans", "None, because only dense embeddings have parts", type_name(spans))
+    return outputs
+
+
 def _read_inputs(embed: EmbeddingInputs) -> tuple[InputForm, Sequence[Any], str]:
     """The form of the inputs, the texts or the ids of each sequence, and what their spans count."""
     inputs: Any = embed.inputs
@@ -261,12 +332,14 @@ def _read_inputs(embed: EmbeddingInputs) -> tuple[InputForm, Sequence[Any], str]
     return sequences.form, [ids[start:end] for start, end in pairwise(ends)], "token"
 
 
-def _split(sizes: Sequence[int], spans: Sequence[Spans] | None = None) -> Iterator[slice]:
-    """The texts or sequences, by their sizes, in portions for one request each."""
+def _split(
+    sizes: Sequence[int], spans: Sequence[Spans] | None = None, most: int = MAX_TEXT_CHARACTERS
+) -> Iterator[slice]:
+    """The texts or sequences, by their sizes, in portions of `most` for one request each."""
     start = total = count = 0
     for index, size in enumerate(sizes):
         rows = 0 if spans is None else len(spans[index])
-        is_large = total + size > MAX_TEXT_CHARACTERS or count + rows > MAX_SPANS
+        is_large = total + size > most or count + rows > MAX_SPANS
         if index > start and (is_large or index - start == MAX_SEQUENCES):
             yield slice(start, index)
             start, total, count = index, 0, 0
@@ -275,11 +348,20 @@ def _split(sizes: Sequence[int], spans: Sequence[Spans] | None = None) -> Iterat
 
 
 def _request(
-    options: RequestOptions, embed: EmbeddingInputs, items: Sequence[Any], spans: Sequence[Spans] | None
+    options: RequestOptions,
+    embed: EmbeddingInputs,
+    outputs: Collection[str],
+    items: Sequence[Any],
+    spans: Sequence[Spans] | None,
 ) -> pb.AttendRequest:
     """The request of some of the texts, or of the ids of some sequences."""
     request = request_of(options)
-    request.embedding.SetInParent()
+    if "dense" in outputs:
+        request.embedding.SetInParent()
+    if "sparse" in outputs:
+        request.sparse.SetInParent()
+        request.sparse.top_k = 0 if embed.top_k is None else whole_number("top_k", embed.top_k, 1, MAX_INDEX)
+    request.return_token_vectors = "token_vectors" in outputs
     if (data_type := OUTPUT_TYPES[embed.output_type]) is not None:
         request.output_data_type = data_type
     if embed.normalised is not None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from attention_client._client import InputKind
 from attention_client._commands.arrays import (
     array_file,
     as_lists,
@@ -17,7 +18,7 @@ from attention_client._commands.arrays import (
 )
 from attention_client._commands.session import ModelName, ModelVersion, Session, option
 from attention_client._commands.tables import print_array, print_json, print_result, table, vectors_table
-from attention_client._values import OutputType
+from attention_client._values import Embeddings, OutputType
 
 INPUTS, OUTPUT = "Inputs", "Output"
 Array = Annotated[str | None, option(metavar="ARRAY", panel=INPUTS)]
@@ -132,7 +133,7 @@ def text(
     print_result(session, result, out, weights, texts=items, positions=offsets)
 
 
-def embed(
+def embed(  # noqa: PLR0913 - one parameter is one option
     session: Session,
     *,
     texts: Texts = None,
@@ -143,6 +144,9 @@ def embed(
     dimensions: Annotated[int | None, option(metavar="N", panel=INPUTS, min=1)] = None,
     truncate: Annotated[bool | None, option("--truncate/--no-truncate", panel=INPUTS)] = None,
     output_type: Annotated[OutputType, option(panel=OUTPUT)] = "float32",
+    input_kind: Annotated[InputKind | None, option(panel=INPUTS)] = None,
+    outputs: Annotated[str | None, option(metavar="NAMES", panel=OUTPUT)] = None,
+    top_k: Annotated[int | None, option(metavar="N", panel=OUTPUT, min=1)] = None,
     out: OutFile = None,
 ) -> None:
     """Compute one embedding for each text, with a text encoder.
@@ -153,19 +157,34 @@ def embed(
         dimensions: Only the first N elements of each embedding.
         truncate: Cut texts with too many tokens, or refuse them.
         output_type: Type of the elements.
+        input_kind: What the texts are, in place of --prompt.
+        outputs: One or more of dense, sparse and token_vectors, separated by commas, computed in one run;
+            printed as JSON.
+        top_k: Only the N largest weights of each sparse embedding.
         out: Write the embeddings (B, d) to this file (.npy, .npz, .json).
     """
     items = _read_items("TEXT", texts, file, read_texts)
     options: dict[str, Any] = {"prompt": prompt, "dimensions": dimensions, "truncate": truncate}
+    options |= {"input_kind": input_kind, "outputs": outputs and outputs.split(","), "top_k": top_k}
     result = session.client.embed(model, items, **options, output_type=output_type, version=version)
+    arrays = _named(result) if isinstance(result, Embeddings) else {"embeddings": result}
     if out is not None:
-        write("--out", out, result)
-    if session.json:
-        print_json({"model_name": model, "embeddings": result.tolist() if out is None else str(out)})
+        write("--out", out, result if outputs is None else arrays)
+    if session.json or outputs is not None:
+        shown = as_lists(arrays) if out is None else dict.fromkeys(arrays, str(out))
+        print_json({"model_name": model, **shown})
     elif out is not None:
         typer.echo(f"{out}: {result.shape} {result.dtype} from {model}")
     else:
         typer.echo(vectors_table(items, result), nl=False)
+
+
+def _named(result: Embeddings) -> dict[str, Any]:
+    """The arrays of all outputs by their names; those of sparse embeddings are two lists."""
+    names = ("indices", "values") if result.sparse else ()
+    sparse = {f"sparse_{name}": [getattr(row, name) for row in result.sparse] for name in names}
+    arrays = {"dense": result.dense, **sparse, "token_vectors": result.token_vectors}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def rerank(

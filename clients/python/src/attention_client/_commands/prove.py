@@ -64,7 +64,7 @@ def prove(
             from attention_client._prove.judge import Judge  # noqa: PLC0415 - reads the texts
 
             library = Library(folder)
-            server: Server = GrpcServer(session.client, model)
+            server: Server = GrpcServer(session.client, model, library)
             if not grpc:
                 server = HttpServer(kind, url, model, session.token, session.timeout, library)
             result = Judge(server, library, tolerance).report

@@ -36,10 +36,21 @@ WORST, STEP = 8, 9
 ROUNDING: Final = 4
 LENGTHS: Final = (128, 256, 384, 512, 1024, 2048)
 POOLINGS: Final = ("cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens")
+# The largest weights of a sparse embedding, whose token ids are compared as a set.
+TOP, EQUAL = 10, 1e-6
 TOGETHER: Final[Mapping[str, Settings]] = {
     "a batch is padded on the wrong side": {"padding_side": "left"},
     "a batch is padded without a mask": {"overwrite": ("Transformer", "attention_mask", 1)},
     "padding is pooled": {"overwrite": ("Pooling", "attention_mask", 1)},
+    "padding has vectors": {"overwrite": ("MultiVectorMask", "attention_mask", 1)},
+}
+
+
+SPLADE: Final = "SpladePooling"
+KINDS: Final[dict[str, Settings]] = {
+    "queries are computed as documents": {"item": lambda item: ("document", item[1])},
+    "documents are computed as queries": {"item": lambda item: ("query", item[1])},
+    "the kind of texts is ignored": {"item": lambda item: ("", item[1])},
 }
 
 
@@ -64,10 +75,42 @@ def differences(library: Library) -> dict[str, Settings]:
             "query and text are swapped": {"item": lambda item: item[::-1]},
             "token types are missing": {"overwrite": ("Transformer", "token_type_ids", 0)},
         }
+    if library.output == "sparse":
+        return _sparse_differences(library) | changes
+    if library.output == "token_vectors":
+        return {
+            "token vectors are not normalised": {"normalised": False},
+            "the skip list is not applied": {"put": ("MultiVectorMask", "_skiplist_ids", None)},
+            "query expansion is missing": {"put": ("Transformer", "query_expansion", None)},
+            **KINDS,
+            **changes,
+        }
     modes = POOLINGS if library.pooling else ()
     normalisation = f"embeddings are{' not' * library.normalised} normalised"
     pooling = {f"pooling is {mode} rather than {library.pooling}": {"pooling": mode} for mode in modes}
     return pooling | changes | {normalisation: {"normalised": not library.normalised}}
+
+
+def _sparse_differences(library: Library) -> dict[str, Settings]:
+    """What servers of sparse embeddings do otherwise."""
+    changes: dict[str, Settings] = {}
+    if pooling := library.modules.get("SpladePooling"):
+        mode, other = pooling.pooling_strategy, {"max": "sum", "sum": "max"}[pooling.pooling_strategy]
+        changes[f"pooling is {other} rather than {mode}"] = {"put": (SPLADE, "pooling_strategy", other)}
+        if pooling.activation_function == "relu":
+            change: Settings = {"put": (SPLADE, "activation_function", "log1p_relu")}
+            changes["weights are logarithms of the library's"] = change
+        else:
+            changes["one of two logarithms is missing"] = {"put": (SPLADE, "activation_function", "relu")}
+        changes |= {"weights are without the logarithm": {"after": np.expm1}} if mode == "max" else {}
+    if queries := library.modules.get("SparseStaticEmbedding"):
+        options = {"padding": True, "truncation": True, "return_tensors": "pt"}
+
+        def preprocess(inputs: list[str], **_: Any) -> dict[str, Any]:
+            return dict(queries.tokenizer(inputs, **options))
+
+        changes["special tokens are kept"] = {"put": ("SparseStaticEmbedding", "preprocess", preprocess)}
+    return changes | KINDS
 
 
 class Judge:
@@ -80,7 +123,7 @@ class Judge:
     def __init__(self, server: Server, library: Library, tolerance: float) -> None:
         server.choose_model()
         self.server, self.library, self.tolerance = server, library, tolerance
-        self.items = make_items(library)
+        self.items = make_items(library, server.kinds)
         self.ids = [library.ids_of(item) for item in self.items]
         self.tokens: dict[int, Any] = {}
         self.refusals: dict[int, str] = {}
@@ -147,7 +190,7 @@ class Judge:
         for group in groups:
             query, texts = self.items[group[0]][0], [self.items[index][1] for index in group]
             try:
-                answer = ask(self.server, query, texts, scores=self.library.scores)
+                answer = ask(self.server, query, texts)
             except InvalidArgumentError as error:
                 if len(group) == 1:
                     self.refusals[group[0]] = str(error)
@@ -158,7 +201,7 @@ class Judge:
                 self.causes.append("answers have NaN or infinity")
             rows |= zip(group, np.nan_to_num(answer), strict=True)
             tokens: Any = self.server.tokens
-            if len(group) == 1 and not self.library.scores:
+            if len(group) == 1 and self.library.output in ("dense", "sparse"):
                 with suppress(AttentionClientError):
                     tokens = self.server.tokenize(texts[0]) or tokens
                 self.tokens |= {} if tokens is None else {group[0]: tokens}
@@ -187,6 +230,10 @@ class Judge:
         computed = self.library.compute(batches, settings)
         while len(self.causes) < MOST_CAUSES and not self._fits(rows[indices], computed).all():
             changes = table or differences(self.library) | self._truncate(rows, indices, settings, computed)
+            most = int((rows[indices] != 0).sum(axis=1).max())
+            if self.library.output == "sparse" and most < (computed != 0).sum(axis=1).max():
+                name = f"only the {most} largest weights are returned"
+                changes = {**changes, name: {"max_active_dims": most}}
             best = _distances(rows[indices], computed).mean() * MUCH
             singles: dict[tuple[str, ...], Settings] = {(name,): settings | changes[name] for name in changes}
             ranking = self._rank(rows[indices], batches, singles)
@@ -227,7 +274,7 @@ class Judge:
         candidates = {*LENGTHS, limit + 1, limit + 2, most, *range(short, min(end, short + LONGEST))}
         for length in sorted(candidates):
             if 0 < short <= length <= most and short < end:
-                with suppress(IndexError, RuntimeError):  # more positions than the model has
+                with suppress(IndexError, RuntimeError, ValueError):  # more positions than the model has
                     row = self.library.compute([[self.items[index]]], settings | {"max_length": int(length)})
                     distances[int(length)] = _distances(rows[[index]], row)[0]
         if not distances:
@@ -247,6 +294,9 @@ class Judge:
         cause = "something else" if self.causes else "another model, or something unknown"
         if not self.library.scores and _cosines(rows, computed).min() > 0.9:  # noqa: PLR2004
             cause = "embeddings are integers" if np.array_equal(rows, rows.round()) else "weights have 8 bits"
+        ordered = (np.sort(array, axis=1) for array in (rows, computed))
+        if self.library.output == "sparse" and self._fits(*ordered).all():
+            cause = "token ids are those of another tokenizer"
         for precision in ("bfloat16", "float16"):
             changed = self.library.compute(batches, settings | {"precision": precision})
             rounding = ROUNDING * _distances(changed, computed)
@@ -282,6 +332,9 @@ class Judge:
             angles, lengths = _cosines(rows, reference), np.linalg.norm(rows, axis=1)
             figures["cosines"] = f"from {angles.min():.6f}, {angles.mean():.6f} on average"
             figures["lengths of vectors"] = f"{lengths.min():.4g} to {lengths.max():.4g}"
+        if self.library.output == "sparse":
+            same = sum(map(_has_same_top, rows, reference))
+            figures[f"the same {TOP} largest weights"] = f"{same} of {len(rows)}"
         return figures
 
     def _compare_prompt(self, name: str) -> tuple[str, str]:
@@ -289,7 +342,7 @@ class Judge:
         texts = TEXTS[4 : 4 + PROMPTED]
         batches, settings = [[("", text)] for text in texts], {"prompt": self.library.prompts[name]}
         try:
-            rows = ask(self.server, "", texts, name, scores=False)
+            rows = ask(self.server, "", texts, name)
         except InvalidArgumentError as error:
             return name, f"refused: {error}"
         if self._fits(rows, self.library.compute(batches, settings)).all():
@@ -314,12 +367,12 @@ class Judge:
         return f"text {index}, {len(self.ids[index])} tokens, {text!r}"
 
 
-def make_items(library: Library) -> list[Item]:
+def make_items(library: Library, kinds: Sequence[str]) -> list[Item]:
     """The texts, or pairs; the last four have lengths around the largest number of tokens."""
     special = [f"{token} is a token, {token}too" for token in library.model.tokenizer.all_special_tokens[:4]]
     joined = [f"{first} {second}" for first, second in zip(TEXTS[4:], TEXTS[14:], strict=False)]
     texts = [*dict.fromkeys([*TEXTS, *special, *joined])][: GRID[0]]
-    queries = TEXTS[4 : 4 + QUERIES] if library.scores else [""]
+    queries = TEXTS[4 : 4 + QUERIES] if library.scores else kinds
     most = min(library.max_tokens or LONGEST, LONGEST)
     for count in (most - 1, most, most + 1, 2 * most):
         long = WORDS * count
@@ -328,6 +381,14 @@ def make_items(library: Library) -> list[Item]:
         )
         texts.append(long[: max(end - 1, 0)])
     return [(queries[index % len(queries)], text) for index, text in enumerate(texts)]
+
+
+def _has_same_top(row: Array, reference: Array) -> bool:
+    """Whether the token ids of the largest weights are those of a reference, up to ids of equal weights."""
+    count = min(TOP, int(np.count_nonzero(reference)))
+    top = np.argsort(-reference, kind="stable")[:count]
+    least = np.sort(row)[-count] if count else np.inf
+    return bool((row[top] >= least - EQUAL).all()) if count else not row.any()
 
 
 def _distances(rows: Array, reference: Array) -> Array:

@@ -11,12 +11,22 @@ import numpy as np
 
 from attention_client._values import Array
 
-# A query, empty for encoders, and a text.
+# A text after its query, or after its kind: query, document or, if the library is not told, empty.
 Item = tuple[str, str]
 # What is changed, by the names that `Library.compute` describes.
 Settings = dict[str, Any]
 TEXT_OPTIONS: Final = ("add_special_tokens", "max_length", "padding_side")
 ENCODER, CLASSIFIER = "SentenceTransformer", "CrossEncoder"
+# What the classes of the library compute, and the options with which they return tensors.
+OUTPUTS: Final = {
+    ENCODER: "dense",
+    CLASSIFIER: "scores",
+    "SparseEncoder": "sparse",
+    "MultiVectorEncoder": "token_vectors",
+}
+TENSORS: Final[dict[str, Settings]] = {"sparse": {"convert_to_sparse_tensor": False}, "token_vectors": {}}
+# Rows of token vectors have room for so many of them: the longest text, cut or not, and tokens beside it.
+MOST_VECTORS: Final = 1100
 
 
 class Library:
@@ -25,11 +35,15 @@ class Library:
     Attributes:
         model: The library's model.
         version: Name and version of the library.
-        scores: Whether the model scores pairs of texts, rather than embedding texts.
+        output: What the model computes: "dense", "sparse" or "token_vectors" of texts, or "scores" of pairs.
+        scores: Whether it is scores.
         prompts: The prompts that are not empty, by their names.
         max_tokens: Largest number of tokens of a text or pair; None for no limit.
         pooling: How the vectors of tokens become one; empty if the model has another way.
-        normalised: Whether embeddings have length 1.
+        normalised: Whether embeddings, or token vectors, have length 1.
+        width: Elements of a row: of a dense embedding or of scores, 0; of a sparse embedding, a weight for
+            each token id; of token vectors, one after the other, and then zeros.
+        modules: The modules by the names of their classes.
         activation: The class of the function of scores; empty for an encoder.
         labels: Labels of a text classifier; empty for an encoder or a reranker.
     """
@@ -44,39 +58,48 @@ class Library:
         config, settings = (json.loads(file.read_text()) if file.is_file() else {} for file in files)
         is_classifier = "ForSequenceClassification" in str(config.get("architectures"))
         kind = CLASSIFIER if is_classifier else settings.get("model_type", ENCODER)
-        if kind not in (ENCODER, CLASSIFIER):
-            raise ValueError(f"{folder} is a {kind}; {ENCODER} and {CLASSIFIER} can be judged")
+        if kind not in OUTPUTS:
+            raise ValueError(f"{folder} is a {kind}; {', '.join(OUTPUTS)} can be judged")
         options = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": "float32"}}
         self.model = getattr(sentence_transformers, kind)(str(folder), **options)
         self.version = f"sentence-transformers {sentence_transformers.__version__}"
-        self.scores = kind == CLASSIFIER
+        self.output = OUTPUTS[kind]
+        self.scores = self.output == "scores"
         self.prompts: dict[str, str] = {name: text for name, text in self.model.prompts.items() if text}
-        self.max_tokens: int | None = self.model.max_seq_length
-        modules = {type(module).__name__: module for module in self.model}
+        self.modules = modules = {type(module).__name__: module for module in list_modules(self.model)}
+        most = [self.model.max_seq_length, getattr(modules.get("Transformer"), "document_length", None)]
+        self.max_tokens: int | None = min(filter(None, most), default=None)
         self.pooling = getattr(modules.get("Pooling"), "pooling_mode", "")
         self.normalised = "Normalize" in modules
+        self.width = 0
+        if self.output in TENSORS:
+            vectors = MOST_VECTORS if self.output == "token_vectors" else 1
+            self.width = vectors * self.model.encode(["a"], show_progress_bar=False)[0].shape[-1]
         self.activation = type(self.model.activation_fn).__name__ if self.scores else ""
-        labels = [*self.model.config.id2label.values()] if self.scores else []
-        self.labels: list[str] = labels if len(labels) > 1 else []
+        has_labels = self.scores and self.model.num_labels > 1
+        self.labels: list[str] = [*self.model.config.id2label.values()] if has_labels else []
 
     def ids_of(self, item: Item) -> list[int]:
-        """The ids of the tokens of a text or pair, with the default prompt, and not cut."""
+        """The ids of the tokens of a text or pair, with the default prompt or its kind's, and not cut."""
         inputs, text = [item if self.scores else item[1]], {"text": {"truncation": False}}
-        prompt = self.prompts.get(self.model.default_prompt_name or "")
-        return list(
-            map(int, self.model.preprocess(inputs, prompt=prompt, processing_kwargs=text)["input_ids"][0])
-        )
+        kind = "" if self.scores else item[0]
+        prompt = self.prompts.get(kind or self.model.default_prompt_name or "")
+        options = {"task": kind} if kind and self.output == "sparse" else {}
+        features = self.model.preprocess(inputs, prompt=prompt, processing_kwargs=text, **options)
+        return list(map(int, features["input_ids"][0]))
 
     def compute(self, batches: Sequence[Sequence[Item]], settings: Settings | None = None) -> Array:
-        """The embeddings or scores, float64 (N, d): a row for each item of all batches.
+        """The outputs, float64 (N, d): a row for each item of all batches.
 
         Args:
             batches: Items that run together.
             settings: What differs from the folder: `prompt`, a text; `pooling`; `normalised`; `activation`, a
                 class of torch.nn; `add_special_tokens`, `max_length` and `padding_side` of the tokenizer's
                 call; its `truncation_side`; `normalizer`; `item`, a function of items; `overwrite`, a class
-                of modules, a feature that they read, and the value in its place; `precision`, a type of
-                torch's; `dimensions`, the number of leading elements of an embedding.
+                of modules, a feature that they read, and the value in its place; `put`, a class of modules,
+                an attribute, and its value; `precision`, a type of torch's; `dimensions`, the number of
+                leading elements of an embedding; `max_active_dims`, as of the library; `after`, a function of
+                rows.
         """
         import torch  # noqa: PLC0415
 
@@ -85,6 +108,9 @@ class Library:
             model = copy.deepcopy(model).to(getattr(torch, precision))
         text = {name: settings[name] for name in TEXT_OPTIONS if name in settings}
         options = {"prompt": settings.get("prompt"), "processing_kwargs": {"text": text}}
+        options |= TENSORS.get(self.output, {"convert_to_tensor": True})
+        if "max_active_dims" in settings:
+            options["max_active_dims"] = settings["max_active_dims"]
         if self.scores and "activation" in settings:
             options["activation_fn"] = getattr(torch.nn, settings["activation"])()
         change: Callable[[Item], Item] = settings.get("item", lambda item: item)
@@ -93,19 +119,45 @@ class Library:
             _change_model(stack, model, settings)
             for batch in batches:
                 inputs = [change(item) if self.scores else change(item)[1] for item in batch]
-                run = model.predict if self.scores else model.encode
-                result = run(
-                    inputs, batch_size=len(batch), convert_to_tensor=True, show_progress_bar=False, **options
-                )
-                rows.append(result.double().numpy().reshape(len(batch), -1))
-        return self.cut(np.concatenate(rows), settings)
+                kind = "" if self.scores else change(batch[0])[0]
+                run = model.predict if self.scores else getattr(model, f"encode_{kind}" if kind else "encode")
+                result = run(inputs, batch_size=len(batch), show_progress_bar=False, **options)
+                rows.append(self.stack([row.double().numpy() for row in result]))
+        array = self.cut(np.concatenate(rows), settings)
+        return array if "after" not in settings else np.asarray(settings["after"](array))
+
+    def stack(self, outputs: Sequence[Any]) -> Array:
+        """The rows (B, d) of outputs; sparse embeddings may be weights by their token ids.
+
+        Raises:
+            ValueError: A token id is not one of the model's, or rows of one width are not.
+        """
+        if not self.width:
+            return np.reshape(np.asarray(outputs, np.float64), (len(outputs), -1))
+        rows = np.zeros((len(outputs), self.width))
+        for row, output in zip(rows, outputs, strict=True):
+            if isinstance(output, dict):
+                ids = np.fromiter(output, np.int64, len(output))
+                if not ((ids >= 0) & (ids < self.width)).all():
+                    raise ValueError(f"a token id is not below {self.width}")
+                row[ids] = np.fromiter(output.values(), np.float64, len(output))
+            else:
+                flat = np.asarray(output, np.float64).ravel()[: self.width]
+                row[: flat.size] = flat
+        return rows
 
     def cut(self, rows: Array, settings: Settings) -> Array:
         """The rows with the number of elements that the settings state, and normalised as they state."""
         rows = rows[:, : settings.get("dimensions")]
-        if not self.scores and settings.get("normalised", self.normalised):
+        if self.output == "dense" and settings.get("normalised", self.normalised):
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         return rows
+
+
+def list_modules(model: Any) -> list[Any]:
+    """The modules of a model of the library, those of all routes in place of a router."""
+    routes = (getattr(module, "sub_modules", {"": [module]}) for module in model)
+    return [module for modules in routes for route in modules.values() for module in route]
 
 
 def _change_model(stack: ExitStack, model: Any, settings: Settings) -> None:
@@ -130,8 +182,10 @@ def _change_model(stack: ExitStack, model: Any, settings: Settings) -> None:
     if "normalizer" in settings:
         put(model.tokenizer.backend_tokenizer, "normalizer", settings["normalizer"])
     kind, *change = settings.get("overwrite", ("",))
-    for module in model:
+    for module in list_modules(model):
         name = type(module).__name__
+        if name == settings.get("put", ("",))[0]:
+            put(module, *settings["put"][1:])
         if name == "Pooling" and "pooling" in settings:
             put(module, "pooling_mode", settings["pooling"])
         if name == "Normalize" and not settings.get("normalised", True):

@@ -11,8 +11,6 @@ from typing import Any, Final, TypeAlias
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-import numpy as np
-
 from attention_client import AttentionClient, AttentionClientError, EmbeddingInputs, InvalidArgumentError
 from attention_client._prove.library import Library
 from attention_client._values import Array
@@ -39,8 +37,10 @@ class GrpcServer:
 
     tokens: int | None = None
 
-    def __init__(self, client: AttentionClient, model: str) -> None:
-        self.client, self.model = client, model
+    def __init__(self, client: AttentionClient, model: str, library: Library) -> None:
+        self.client, self.model, self.library = client, model, library
+        # The kinds of texts that a request can state, if the library's outputs differ between them.
+        self.kinds = ("query", "document") if library.width else ("",)
 
     def choose_model(self) -> None:
         """Without a name, takes the only model for texts."""
@@ -50,13 +50,14 @@ class GrpcServer:
             raise AttentionClientError(f"name one of the models with --model: {', '.join(names)}")
         self.model = self.model or names[0]
 
-    def embed(self, texts: list[str], prompt: str | None) -> Any:
-        """The embeddings (B, d) of texts, with a prompt by its name, or with that of the model."""
-        (result,) = self.client.attend_stream(
-            self.model, [EmbeddingInputs(texts, prompt, None, truncate=True)]
-        )
+    def embed(self, texts: list[str], prompt: str | None, kind: str) -> Any:
+        """The outputs of texts of a kind, with a prompt by its name, or that of the kind or the model."""
+        output: Any = self.library.output
+        options: Any = {"truncate": True, "input_kind": kind or None, "outputs": [output]}
+        (result,) = self.client.attend_stream(self.model, [EmbeddingInputs(texts, prompt, **options)])
         self.tokens = sum(result.token_counts)
-        return result.context_vectors
+        rows = getattr(result.context_vectors, output)
+        return [row.to_dict() for row in rows] if output == "sparse" else rows
 
     def score(self, query: str, texts: list[str]) -> Any:
         """The scores (B, d) of a query with each text."""
@@ -75,6 +76,7 @@ class HttpServer:
     """A server of the protocol `openai`, `tei` or `cohere`, with all that `GrpcServer` has."""
 
     tokens: int | None = None
+    kinds = ("",)
 
     def __init__(
         self, protocol: str, url: str, model: str, token: str, timeout: float, library: Library
@@ -83,6 +85,9 @@ class HttpServer:
         self.timeout, self.library = timeout, library
         self.headers = {"Content-Type": "application/json", "User-Agent": "attention-client"}
         self.headers |= {"Authorization": f"Bearer {token}"} if token else {}
+        self.headers |= {"model-id": model} if model and protocol == "tei" else {}
+        if library.width and protocol != "tei":
+            raise AttentionClientError(f"{library.output} is not an output of this protocol: use tei or grpc")
 
     def call(self, path: str, body: Any = None) -> Any:
         """The JSON of one answer; waits and repeats the request while the server is busy."""
@@ -114,8 +119,8 @@ class HttpServer:
         if self.protocol == "tei":
             self.model = self.call("/info")["model_id"]
 
-    def embed(self, texts: list[str], prompt: str | None) -> Any:
-        """The embeddings; those of TEI are normalised if the library's are."""
+    def embed(self, texts: list[str], prompt: str | None, kind: str) -> Any:  # noqa: ARG002
+        """The outputs; embeddings of TEI are normalised if the library's are."""
         if self.protocol == "openai":
             body: dict[str, Any] = {"model": self.model, "input": texts, "encoding_format": "float"}
             return _sort(self.call("/embeddings", body)["data"], "embedding")
@@ -123,8 +128,13 @@ class HttpServer:
             body = {"model": self.model, "texts": texts, "embedding_types": ["float"]}
             body |= {"input_type": INPUT_TYPES[prompt]} if prompt else {}
             return self.call("/v2/embed", body)["embeddings"]["float"]
-        body = {"inputs": texts, "truncate": True, "normalize": self.library.normalised}
-        return self.call("/embed", body | ({"prompt_name": prompt} if prompt else {}))
+        body = {"inputs": texts, "truncate": True, **({"prompt_name": prompt} if prompt else {})}
+        if self.library.output == "token_vectors":
+            return self.call("/embed_all", body)
+        if self.library.output == "sparse":
+            answer = self.call("/embed_sparse", body)
+            return [{int(entry["index"]): entry["value"] for entry in row} for row in answer]
+        return self.call("/embed", body | {"normalize": self.library.normalised})
 
     def score(self, query: str, texts: list[str]) -> Any:
         """The scores; those of a classifier in the order of its labels."""
@@ -154,23 +164,24 @@ class HttpServer:
 Server: TypeAlias = GrpcServer | HttpServer
 
 
-def ask(server: Server, query: str, texts: list[str], prompt: str | None = None, *, scores: bool) -> Array:
-    """The rows of one answer, float64 (B, d).
+def ask(server: Server, query: str, texts: list[str], prompt: str | None = None) -> Array:
+    """The rows of one answer, float64 (B, d), of texts after a query or a kind.
 
     Raises:
         InvalidArgumentError: The server refuses the request, or answers with another number of rows.
         AttentionClientError: The server cannot be reached, or its answer cannot be read.
     """
     try:
-        rows = server.score(query, texts) if scores else server.embed(texts, prompt)
-        array = np.asarray(rows, np.float64)
+        library = server.library
+        rows = server.score(query, texts) if library.scores else server.embed(texts, prompt, query)
+        array = library.stack(rows)
     except AttentionClientError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise AttentionClientError(f"an answer has another form than the protocol's: {error!r}") from error
     if len(array) != len(texts):
         raise InvalidArgumentError(f"the answer has {len(array)} rows for {len(texts)} texts")
-    return array.reshape(len(texts), -1)
+    return array
 
 
 def _sort(entries: Sequence[Any], name: str) -> list[Any]:

@@ -166,7 +166,9 @@ class ServerBackend:
     def count_tokens(self, text: str, *, prompt: str | None) -> int:
         """See Backend. Asks the first server that was ready."""
         try:
-            result = self._ask(self._first, EmbeddingInputs([text], prompt=prompt))
+            options: Any = {"outputs": self._options.outputs and self._options.heads}
+            options["input_kind"] = self._options.input_kind if prompt is None else None
+            result = self._ask(self._first, EmbeddingInputs([text], prompt, **options))
         except AttentionClientError as error:
             raise EnrichError(f"{self.model.name}: {error.message}") from error
         return int(result.token_counts[0])
@@ -243,8 +245,9 @@ class ServerBackend:
         """A request as the client takes it."""
         options, query = self._options, list(request[Role.QUERY])
         if self.model.text_encoder is not None:
-            arguments = (query, options.prompt, options.dimensions, options.truncate)
-            return EmbeddingInputs(*arguments, output_type=options.output_type or "float32")
+            arguments = (query, options.prompt, options.dimensions, options.truncate, options.input_kind)
+            heads: Any = {"outputs": options.outputs and options.heads, "top_k": options.top_k}
+            return EmbeddingInputs(*arguments, output_type=options.output_type or "float32", **heads)
         if isinstance(query[0], str):
             return TextInputs(query)
         if query[0].ndim == 1:

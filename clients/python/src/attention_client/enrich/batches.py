@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from attention_client._values import AnyResult, Array
+from attention_client._values import AnyResult, Array, Embeddings
 from attention_client.enrich import cells
 from attention_client.enrich.backends import Backend, BackendRequest
 from attention_client.enrich.model import JobModel
@@ -35,6 +35,8 @@ FLOAT_BYTES = 4
 REQUEST_TOKENS = 2048
 # A guess, for texts that are not encoded here.
 CHARACTERS_PER_TOKEN = 4
+# Results, by the names that a journal has for them; those of other heads have the names of the heads.
+VECTORS, WEIGHTS = "vectors", "weights"
 # Reason of a row that was refused before it was sent.
 INVALID_CELL = "INVALID_CELL"
 # Texts that show whether a tokenizer is the model's. The first has few tokens whatever the tokenizer is.
@@ -122,8 +124,10 @@ class Batch:
             self._read_texts(splitter)
         else:
             self._read_numbers()
-        self._vectors: list[Array | None] = [None] * len(self._rows)
-        self._weights: list[Array | None] = [None] * len(self._rows)
+        # For each new column, in their order, one value for each sequence.
+        names = [VECTORS if head == "dense" else head for head in plan.options.heads]
+        names += [WEIGHTS] * plan.options.weights
+        self._results: dict[str, list[Array | None]] = {name: [None] * len(self._rows) for name in names}
 
     def _read_numbers(self) -> None:
         for role, name in self._plan.options.columns.items():
@@ -194,19 +198,22 @@ class Batch:
             "tokens": self._figures.tokens,
             "refusals": [asdict(refusal) for refusal in self._refusals.values()],
         }
-        arrays = {f"vectors{index}": self._vectors[index] for index in sequences}
-        arrays |= {f"weights{index}": self._weights[index] for index in sequences}
-        present = {name: array for name, array in arrays.items() if array is not None}
-        return {"state": json.dumps(state), **present}
+        arrays = {
+            f"{name}{index}": array
+            for name, results in self._results.items()
+            for index in sequences
+            if (array := results[index]) is not None
+        }
+        return {"state": json.dumps(state), **arrays}
 
     def _restore(self, saved: Mapping[str, Any]) -> list[int]:
         """Takes results that `save` returned, and returns the sequences that they are of."""
         state: dict[str, Any] = json.loads(str(saved["state"]))
         if state["first"] != self.first:
             return []  # those of a batch that was recorded
-        for index in state["sequences"]:
-            self._vectors[index] = saved.get(f"vectors{index}")
-            self._weights[index] = saved.get(f"weights{index}")
+        for name, results in self._results.items():
+            for index in state["sequences"]:
+                results[index] = saved.get(f"{name}{index}")
         self._truncated.update(state["truncated"])
         self._figures.tokens = state["tokens"]
         for refusal in state["refusals"]:
@@ -221,7 +228,7 @@ class Batch:
         if not self._model.accepts_text:
             if not self._plan.pooled:
                 for row in np.flatnonzero(present & (query == 0)).tolist():
-                    self._vectors[row] = np.empty((0, self._model.output_width), np.float32)
+                    self._results[VECTORS][row] = np.empty((0, self._model.output_width), np.float32)
             present &= query > 0
         return np.flatnonzero(present)
 
@@ -250,7 +257,7 @@ class Batch:
                 f"row {first.row} is refused: {first.message}; --on-error skip (on_error='skip') gives "
                 f"such rows null{self._plan.advice(first)}"
             )
-        computed = [vectors is not None for vectors in self._vectors]
+        computed = [row is not None for row in next(iter(self._results.values()))]
         figures = self._figures
         figures.nulls = len(set(self._rows[np.logical_not(computed)].tolist()) - self._refusals.keys())
         if self._passages is not None:
@@ -270,16 +277,26 @@ class Batch:
             for index, single in [(index, self._submit([index])) for index in sequences]:
                 self._collect([index], single)
             return
-        for index, vectors in zip(sequences, result.context_vectors, strict=True):
-            if self._model.pooled:
-                self._vectors[index] = vectors.reshape(self._model.output_width)
-            else:
-                self._vectors[index] = POOLS[self._plan.options.pool](vectors)
-        if result.attention_weights is not None:
-            for index, weights in zip(sequences, result.attention_weights, strict=True):
-                self._weights[index] = weights
+        for name, results in self._read_results(result):
+            for index, row in zip(sequences, results, strict=True):
+                self._results[name][index] = row
         self._truncated.update(int(self._rows[sequences[position]]) for position in result.truncated)
         self._figures.tokens += self._count_tokens(sequences, result)
+
+    def _read_results(self, result: AnyResult) -> Iterator[tuple[str, Iterable[Array]]]:
+        """The names of new columns, each with a value for every sequence of a request."""
+        vectors: Any = result.context_vectors
+        if isinstance(vectors, Embeddings):
+            if vectors.sparse is not None:
+                yield "sparse", map(cells.sparse_row, vectors.sparse)
+            if vectors.token_vectors is not None:
+                yield "token_vectors", vectors.token_vectors
+            vectors = vectors.dense
+        if vectors is not None:
+            pool, width = POOLS[self._plan.options.pool], self._model.output_width
+            yield VECTORS, [row.reshape(width) if self._model.pooled else pool(row) for row in vectors]
+        if result.attention_weights is not None:
+            yield WEIGHTS, result.attention_weights
 
     def _count_tokens(self, sequences: Sequence[int], result: AnyResult) -> int:
         """Query and key rows. A text of unknown length counts one token for each of its vectors."""
@@ -304,10 +321,7 @@ class Batch:
             case PassageLayout.LISTS:
                 added = self._passage_lists()
             case _:
-                to_column = cells.pooled_column if self._plan.pooled else cells.vectors_column
-                added = [to_column(self._vectors, self._model.output_width, self._model.dtype)]
-                if self._plan.options.weights:
-                    added.append(cells.weights_column(self._weights))
+                added = self._result_columns(range(len(self._rows)))
         columns = [*map(self._table.column, self._plan.kept_columns), *added]
         yield pa.RecordBatch.from_arrays(columns, schema=self._plan.output_schema)
 
@@ -352,8 +366,23 @@ class Batch:
             pa.array([part and part[place] for part in parts], kind)
             for place, kind in enumerate(PASSAGE_TYPES.values())
         ]
-        vectors = [None if index is None else self._vectors[index] for index in sequences]
-        return [*columns, cells.pooled_column(vectors, self._model.output_width, self._model.dtype)]
+        return [*columns, *self._result_columns(sequences)]
+
+    def _result_columns(self, sequences: Sequence[int | None]) -> list[pa.Array]:
+        """The new columns for sequences; nulls for None."""
+        columns, model = [], self._model
+        to_column = cells.pooled_column if self._plan.pooled else cells.vectors_column
+        for name, results in self._results.items():
+            rows = [None if index is None else results[index] for index in sequences]
+            if name == "sparse":
+                columns.append(cells.sparse_column(rows))
+            elif name == "token_vectors":
+                columns.append(cells.vectors_column(rows, model.token_width, cells.FLOAT32))
+            elif name == WEIGHTS:
+                columns.append(cells.weights_column(rows))
+            else:
+                columns.append(to_column(rows, model.output_width, model.dtype))
+        return columns
 
 
 def _lengths(values: Sequence[Any]) -> Array:

@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from attention_client._values import Array
+from attention_client._values import Array, SparseVector
 from attention_client.enrich.outcome import EnrichError
 
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
+# A weight of a sparse embedding.
+WEIGHT = np.dtype([("id", np.uint32), ("weight", np.float32)])
 
 
 # For each of the R rows its sequence, (T, d) float32 or (T,) int64, or None if the cell is null or refused;
@@ -199,6 +201,26 @@ def weights_column(rows: Sequence[Array | None]) -> pa.Array:
     keys = [row.shape[2] for row in present for _ in range(row.shape[0] * row.shape[1])]
     queries = [row.shape[1] for row in present for _ in range(row.shape[0])]
     values = list_column(queries, list_column(keys, pa.array(flat, pa.float32())))
+    return list_column([None if row is None else len(row) for row in rows], values)
+
+
+def sparse_type() -> pa.DataType:
+    """The type of a column of sparse embeddings: token ids and weights for each row."""
+    return pa.list_(pa.struct({name: pa.from_numpy_dtype(WEIGHT[name]) for name in WEIGHT.names or ()}))
+
+
+def sparse_row(vector: SparseVector) -> Array:
+    """A sparse embedding as WEIGHT (n,)."""
+    row = np.empty(len(vector.indices), WEIGHT)
+    row["id"], row["weight"] = vector.indices, vector.values
+    return row
+
+
+def sparse_column(rows: Sequence[Array | None]) -> pa.Array:
+    """WEIGHT (n,) for each row; None becomes null."""
+    flat = np.concatenate([np.empty(0, WEIGHT), *(row for row in rows if row is not None)])
+    names = WEIGHT.names or ()
+    values = pa.StructArray.from_arrays([pa.array(flat[name].copy()) for name in names], names)
     return list_column([None if row is None else len(row) for row in rows], values)
 
 

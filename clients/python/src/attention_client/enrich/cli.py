@@ -28,7 +28,8 @@ SERVERS, OUTPUT = "Servers", "Reporting"
 JOB_OPTIONS = {
     "Model": "model=NAME version=VERSION",
     "Columns": "column=NAME key_column=NAME value_column=NAME context=FILE output_column=NAME pool weights",
-    "Texts": "text_column=NAME template=TEXT prompt=NAME dimensions=NUMBER output_type truncate",
+    "Texts": "text_column=NAME template=TEXT prompt=NAME input_kind outputs=NAMES top_k=NUMBER "
+    "dimensions=NUMBER output_type truncate",
     "Passages of texts": "passage_tokens=TOKENS passage_overlap=TOKENS passages tokenizer=FILE",
     "Job": "on_error max_errors=ROWS resume overwrite",
 }

@@ -313,4 +313,6 @@ def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Ro
                     remaining.popleft()
                 for chunk in takewhile(lambda chunk: chunk.start < stop, remaining):  # noqa: B023 - used here
                     begin, end = max(start, chunk.start), min(stop, chunk.stop)
-                    yield chunk, (begin, rows.slice(begin - start, end - begin))
+                    step = plan.rows_at_once(rows)
+                    for at in range(begin, end, step):
+                        yield chunk, (at, rows.slice(at - start, min(step, end - at)))

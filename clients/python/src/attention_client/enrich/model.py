@@ -23,6 +23,8 @@ from attention_client.enrich.tables import Location, locate, open_table, refuse_
 
 # Axes of vectors: sequences, their rows, elements of a row. A pooled output lacks the rows.
 VECTORS_RANK, POOLED_RANK = 3, 2
+# The output of a text encoder with a vector for each token.
+CONTEXT_VECTORS = "context_vectors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,11 @@ class JobModel(ModelInfo):
     def output_width(self) -> int:
         """Elements of a context vector: d."""
         return int(self.output[-1])
+
+    @property
+    def token_width(self) -> int:
+        """Elements of a token vector, of a text encoder that returns them."""
+        return next(int(tensor.axes[-1]) for tensor in self.outputs if tensor.name == CONTEXT_VECTORS)
 
     @property
     def pooled(self) -> bool:

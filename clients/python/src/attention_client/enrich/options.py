@@ -8,7 +8,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, get_args
 
-from attention_client._values import OutputType
+from attention_client._client import InputKind
+from attention_client._values import Output, OutputType
 from attention_client.enrich.outcome import EnrichError, UsageError
 from attention_client.enrich.texts import TextTemplate
 
@@ -79,6 +80,14 @@ class EnrichOptions:
             command line, \n is a new line.
         prompt: For text encoders: name of the prompt that is put before each text; "" for none. Default: the
             model's own.
+        input_kind: For text encoders: what the texts are, in place of `prompt`, as of
+            `AttentionClient.embed`: query, document, classification or clustering.
+        outputs: For text encoders: what to store of each text, all of it from one pass: one or more of dense,
+            sparse and token_vectors, separated by commas. Sparse embeddings become a column NAME_sparse of
+            lists of token ids and weights, and token vectors a column NAME_token_vectors, where NAME is that
+            of the new column. Default: dense.
+        top_k: Largest number of weights of a sparse embedding, of which the largest are stored. Default: all
+            that the model has.
         dimensions: For text encoders: number of leading elements of each embedding, normalised again if the
             model normalises. Default: all.
         output_type: For text encoders: type of the elements of embeddings, as of `AttentionClient.embed`:
@@ -107,6 +116,9 @@ class EnrichOptions:
     text_column: str | None = None
     template: str | None = None
     prompt: str | None = None
+    input_kind: InputKind | None = None
+    outputs: str | None = None
+    top_k: int | None = None
     dimensions: int | None = None
     output_type: OutputType | None = None
     truncate: bool | None = None
@@ -143,15 +155,21 @@ class EnrichOptions:
         return TextTemplate((("", self.text_column if self.text_column is not None else self.column),))
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """What is stored of each text: some of OUTPUTS, in their order."""
+        return tuple((self.outputs or OUTPUTS[0]).split(","))
+
+    @property
     def layout(self) -> PassageLayout | None:
         """Where passages are stored; None if texts are not cut."""
         return None if self.passage_tokens is None else self.passages or PassageLayout.ROWS
 
 
+OUTPUTS: tuple[str, ...] = get_args(Output)
 MEMBERS: Mapping[str, type[StrEnum]] = {"pool": Pool, "on_error": OnError, "passages": PassageLayout}
 ALLOWED: dict[str, Iterable[str]] = {**dict(MEMBERS), "provider": ("cpu", "cuda"), "engine": ("ray",)}
-ALLOWED["output_type"] = get_args(OutputType)
-LEAST = {"max_errors": 0, "dimensions": 1, "passage_tokens": 1, "passage_overlap": 0}
+ALLOWED |= {"output_type": get_args(OutputType), "input_kind": get_args(InputKind)}
+LEAST = {"max_errors": 0, "dimensions": 1, "top_k": 1, "passage_tokens": 1, "passage_overlap": 0}
 LEAST |= {"retry_seconds": 0, "workers": 1, "cores_per_worker": 1}
 
 
@@ -167,7 +185,7 @@ def read_options(options: Mapping[str, Any]) -> EnrichOptions:
     _check_combinations(values)
     check_values(values)
     kinds: dict[str, Callable[[Any], Any]] = {**MEMBERS, "version": str, "tokenizer": Path}
-    kinds["context"] = _absolute
+    kinds |= {"context": _absolute, "outputs": _read_outputs}
     for name in values.keys() & kinds.keys():
         values[name] = kinds[name](values[name])
     checked = EnrichOptions(**values)
@@ -181,6 +199,14 @@ def _absolute(path: str | PathLike[str]) -> str:
     return text if "://" in text else str(Path(text).expanduser().absolute())
 
 
+def _read_outputs(names: str | Iterable[str]) -> str:
+    """Names separated by commas, or in a list, each once and in the order of OUTPUTS."""
+    items = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    if not items or not set(items) <= set(OUTPUTS):
+        raise EnrichError(f"outputs is {names!r}; it must have one or more of {', '.join(OUTPUTS)}")
+    return ",".join(name for name in OUTPUTS if name in items)
+
+
 def _check_combinations(options: Mapping[str, Any]) -> None:
     sources = [name for name in ("column", "text_column", "template") if name in options]
     if len(sources) != 1:
@@ -188,6 +214,8 @@ def _check_combinations(options: Mapping[str, Any]) -> None:
         raise UsageError(f"exactly one of column, text_column and template is required; given: {names}")
     if "max_errors" in options and options.get("on_error") != OnError.SKIP:
         raise UsageError("max_errors needs on_error='skip': otherwise the first refused row ends the job")
+    if "input_kind" in options and "prompt" in options:
+        raise UsageError("input_kind chooses a prompt: leave out prompt")
     for name in ("passage_overlap", "passages", "tokenizer"):
         if name in options and "passage_tokens" not in options:
             raise UsageError(f"{name} needs passage_tokens")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from attention_client import EncoderInfo
 from attention_client.enrich import cells
 from attention_client.enrich.model import POOLED_RANK, VECTORS_RANK, JobModel
 from attention_client.enrich.options import EnrichOptions, PassageLayout, Pool, Role
@@ -24,7 +25,11 @@ PASSAGE_TYPES = {"passage": pa.string(), "passage_start": pa.int32(), "passage_e
 LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
 # Options that change how a job runs and not its result.
 RUN_OPTIONS = ("tokenizer", "on_error", "max_errors", "resume", "overwrite", "progress")
-ENCODER_ONLY = ("prompt", "dimensions", "output_type", "truncate", "passage_tokens")
+# Options of text encoders that need a certain output, and those that do not.
+HEADS = {"dimensions": "dense", "output_type": "dense", "top_k": "sparse"}
+ENCODER_ONLY = (*HEADS, "prompt", "input_kind", "outputs", "truncate", "passage_tokens")
+# Token vectors of rows that are computed together, in bytes, by a guess of their number.
+RESULT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,14 @@ class JobPlan:
         nulls = [pa.nulls(first.num_rows, field.type) for field in list(self.output_schema)[len(kept) :]]
         return pa.RecordBatch.from_arrays([*kept, *nulls], schema=self.output_schema)
 
+    def rows_at_once(self, rows: pa.RecordBatch) -> int:
+        """How many of the rows are computed together, at least one, so that their results fit the memory."""
+        if "token_vectors" not in self.options.heads:
+            return max(int(rows.num_rows), 1)
+        # A token has about as many bytes as an element of its vector.
+        size = max(int(rows.nbytes) * self.model.token_width, 1)
+        return max(1, RESULT_BYTES * int(rows.num_rows) // size)
+
     def advice(self, refusal: Refusal) -> str:
         """What else may help against a refusal, to append to an error; empty if nothing is known."""
         if refusal.reason == LIMIT_EXCEEDED and self.model.text_encoder and not self.options.truncate:
@@ -118,10 +131,9 @@ def make_plan(source: TableSource, model: JobModel, options: EnrichOptions) -> J
     schema = pa.schema([source.schema.field(index) for index in kept], source.schema.metadata)
     for column, data_type in _added_columns(model, options, name).items():
         if column in schema.names:
-            hint = "choose another name with --output-column (output_column)"
-            raise EnrichError(
-                f"the table already has a column {column!r}; {hint if column == name else 'rename it'}"
-            )
+            is_named = column.startswith(name)
+            hint = "choose another name with --output-column (output_column)" if is_named else "rename it"
+            raise EnrichError(f"the table already has a column {column!r}; {hint}")
         schema = schema.append(pa.field(column, data_type, metadata=made_by))
     return JobPlan(source, model, options, kept, schema, fingerprint)
 
@@ -143,6 +155,7 @@ def _check_model(options: EnrichOptions, model: JobModel) -> None:
             if getattr(options, name) is not None:
                 raise EnrichError(f"{name} needs a text encoder, which model {model.name!r} is not")
         return
+    _check_heads(options, model.name, encoder)
     if options.weights:
         raise EnrichError(
             f"model {model.name!r} is a text encoder, whose attention weights are not stored; attend_text of "
@@ -160,6 +173,18 @@ def _check_model(options: EnrichOptions, model: JobModel) -> None:
             f"passage_tokens is {options.passage_tokens}; model {model.name!r} takes at most "
             f"{model.max_tokens} tokens"
         )
+
+
+def _check_heads(options: EnrichOptions, model: str, encoder: EncoderInfo) -> None:
+    has = {"dense": encoder.embedding_width, "sparse": encoder.sparse_width}
+    has["token_vectors"] = encoder.has_token_vectors
+    for head in options.heads:
+        if not has[head]:
+            names = ", ".join(name for name in has if has[name])
+            raise EnrichError(f"outputs has {head}, which model {model!r} does not compute; it has {names}")
+    for name, head in HEADS.items():
+        if getattr(options, name) is not None and head not in options.heads:
+            raise EnrichError(f"{name} needs {head} among outputs")
 
 
 def _check_columns(schema: pa.Schema, model: JobModel, options: EnrichOptions) -> None:
@@ -189,16 +214,22 @@ def _check_columns(schema: pa.Schema, model: JobModel, options: EnrichOptions) -
 
 
 def _added_columns(model: JobModel, options: EnrichOptions, name: str) -> dict[str, pa.DataType]:
-    """The new columns, of which `name` has the vectors."""
-    vectors = cells.vectors_type(
-        model.output_width, model.dtype, pooled=model.pooled or options.pool is not Pool.NONE
-    )
+    """The new columns, of which `name` has the vectors; those of other heads have its name and theirs."""
+    columns: dict[str, pa.DataType] = {}
+    for head in options.heads:
+        if head == "sparse":
+            columns[f"{name}_{head}"] = cells.sparse_type()
+        elif head == "token_vectors":
+            columns[f"{name}_{head}"] = cells.vectors_type(model.token_width, cells.FLOAT32, pooled=False)
+        else:
+            pooled = model.pooled or options.pool is not Pool.NONE
+            columns[name] = cells.vectors_type(model.output_width, model.dtype, pooled=pooled)
     match options.layout:
         case PassageLayout.ROWS:
-            return {"source_row": pa.int64(), **PASSAGE_TYPES, name: vectors}
+            return {"source_row": pa.int64(), **PASSAGE_TYPES, **columns}
         case PassageLayout.LISTS:
-            return {key: pa.list_(kind) for key, kind in {**PASSAGE_TYPES, name: vectors}.items()}
-    return {name: vectors, "attention_weights": cells.weights_type()} if options.weights else {name: vectors}
+            return {key: pa.list_(kind) for key, kind in {**PASSAGE_TYPES, **columns}.items()}
+    return {**columns, "attention_weights": cells.weights_type()} if options.weights else columns
 
 
 def _fingerprint(source: TableSource, model: JobModel, options: EnrichOptions) -> Json:
