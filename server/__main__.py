@@ -31,6 +31,9 @@ def main() -> None:
 def serve(settings: Settings) -> int:
     """Serves until the process is asked to stop; returns its exit status."""
     logs.configure(settings.log_level, settings.log_format)
+    # NumPy reads it when it is imported. The codec threads multiply matrices side by side; further threads
+    # of OpenBLAS would spin while they wait for each other, and take the cores from runs.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Connections take descriptors. The lower limit is meant for programs that use `select`.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

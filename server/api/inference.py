@@ -22,8 +22,9 @@ from attention_serving.server.api.method import LARGE_BYTES, Method, find_model,
 from attention_serving.server.api.tensors import Allowance, ReplyTemplate
 from attention_serving.server.api.wire import Parsed, field_header, make_parser
 from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Plan, Request
 from attention_serving.server.engine.types import Array, DecodedRequest, Result
@@ -97,6 +98,8 @@ class InferenceMethod(ABC):
                 request_id = parsed.id
                 request, reply = await self._decode_and_cache(parsed, call, reservation)
                 result = await self._engine.submit_and_wait(request, reservation)
+            for step in reply.steps(result) if reply.steps is not None else ():
+                await self._threads.run(step, call.deadline)
             is_large = reservation.size > LARGE_RESERVATION_BYTES
             if reservation.timeline is None and not is_large:
                 return self._encode(reply, result, request_id)
@@ -166,10 +169,15 @@ class InferenceMethod(ABC):
         name, version = self._model_name(parsed, call), message.model_version
         model = find_model(self._engine.repository.ready, call, Right.INFER, name, version)
         try:
+            view = model
             if stored := self._context_id(parsed):
-                model = self._engine.contexts.find(model, stored, call.caller.name)
-            decoded, reply = self._decode(parsed, model, call.deadline, allowance)
+                view = self._engine.contexts.find(model, stored, call.caller.name)
+            decoded, reply = self._decode(parsed, view, call.deadline, allowance)
             decoded.caller = call.caller
+            if model.encoder is None:
+                model = view
+            elif stored:
+                _check_comparison(reply)
             return decoded, self._engine.validate(model, decoded), reply
         except Exception as error:
             self._engine.report_failure(model, error, reservation)
@@ -309,6 +317,12 @@ class RequestCache:
         self._entries.move_to_end(size)
         if len(self._entries) > CACHED_SIZES:
             self._entries.popitem(last=False)
+
+
+def _check_comparison(reply: ReplyTemplate) -> None:
+    """Refuses a request with stored documents that would not be compared with them."""
+    if reply.steps is None:
+        raise InvalidRequestError(CONTEXT_ID, "has documents, and the request no texts to compare with them")
 
 
 def _is_cacheable(decoded: DecodedRequest, model: LoadedModel) -> bool:

@@ -43,7 +43,12 @@ CALL_KINDS: Mapping[tuple[bool, bool], CallKind] = {
     (True, False): "client stream",
     (True, True): "ordered stream",
 }
-ModelKind: TypeAlias = Literal["encoder", "classifier"]
+ModelKind: TypeAlias = Literal["encoder", "classifier", "late_interaction"]
+KIND_NAMES: Mapping[ModelKind, str] = {
+    "encoder": "text encoders",
+    "classifier": "text classifiers",
+    "late_interaction": "multi-vector encoders",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -194,7 +199,8 @@ def default_model(repository: Repository, call: Call, *kinds: ModelKind, heads: 
             return names.pop()
         if names:
             break
-    problem = f"is required: {len(names)} text {kind}s are ready"
+    kinds = (kind,) if names else kinds
+    problem = f"is required: {len(names)} {' or '.join(KIND_NAMES[kind] for kind in kinds)} are ready"
     advice = "send the name of one, or the header model-id over HTTP, or start the server with --model-id"
     raise InvalidRequestError("model_name", f"{problem}; {advice}")
 

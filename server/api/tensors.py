@@ -4,7 +4,7 @@ FP16 and BF16 halve the bytes of the vectors that models take and return as FP32
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -170,15 +170,20 @@ class ReplyTemplate:
     Attributes:
         is_cacheable: Whether the reply depends only on the bytes outside the tensors, so that the request may
             be cached.
+        steps: What is computed of a result before it is encoded, for the codec threads; None for nothing.
     """
 
-    __slots__ = ("_encode", "_parts", "is_cacheable")
+    __slots__ = ("_encode", "_parts", "is_cacheable", "steps")
 
     def __init__(
-        self, encode: Callable[[Result], Sequence[TemplatePart]], *, is_cacheable: bool = True
+        self,
+        encode: Callable[[Result], Sequence[TemplatePart]],
+        *,
+        is_cacheable: bool = True,
+        steps: Callable[[Result], Iterator[Callable[[], object]]] | None = None,
     ) -> None:
         """Creates a template; `encode` makes it of the first result."""
-        self._encode, self.is_cacheable = encode, is_cacheable
+        self._encode, self.is_cacheable, self.steps = encode, is_cacheable, steps
         self._parts: Sequence[TemplatePart] | None = None
 
     def parts(self, result: Result) -> list[Any]:

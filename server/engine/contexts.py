@@ -1,5 +1,7 @@
 """Stored contexts: keys and values that are projected once, and that many requests attend to.
 
+Those of a multi-vector encoder are documents: see `server.engine.requests.late_interaction`.
+
 A context belongs to a loaded model, and is gone with it. Its id is a hash of the artifact and of the rows, so
 that every server gives the same rows the same id. `LoadedModel.with_context` makes a model that
 takes queries only. Requests of one context are therefore batched like those of any model, except
@@ -29,6 +31,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from attention_serving.artifact.encoder import CONTEXT_VECTORS
 from attention_serving.artifact.manifest import KEY_POSITIONS, PROJECTED
 from attention_serving.server.engine.errors import (
     ContextNotFoundError,
@@ -38,7 +41,13 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import ContextModel, LoadedModel
-from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
+from attention_serving.server.engine.types import (
+    CONTEXT_BYTES,
+    DOCUMENT_LENGTHS,
+    DOCUMENT_VECTORS,
+    Array,
+    Context,
+)
 
 log = logging.getLogger(__name__)
 # The caller who may use a context, empty if all may, and its id.
@@ -180,8 +189,8 @@ class ContextStore:
                 path = self._folder / _file_name(model, context.id, _key(context)[0])
                 os.utime(path, (context.expires_at, context.expires_at))
 
-    def check_size(self, size: int) -> None:
-        """Checks whether a context of that many bytes could be stored.
+    def check_size(self, size: int, field: str = "key") -> None:
+        """Checks whether a context of that many bytes, of a field of the request, could be stored.
 
         Raises:
             LimitExceededError: It is larger than all contexts may be.
@@ -191,7 +200,7 @@ class ContextStore:
             raise UnsupportedError(DISABLED_MESSAGE)
         if size > self.limit_bytes:
             message = f"the context would take {size} bytes; all contexts may take {self.limit_bytes}"
-            raise LimitExceededError("key", message)
+            raise LimitExceededError(field, message)
 
     def drop(self, model: LoadedModel, context_id: str, caller: str) -> None:
         """Removes a context of a caller, from the folder too. Other processes keep what they have in memory.
@@ -374,7 +383,8 @@ def context_id(model: LoadedModel, parent: str, arrays: Mapping[str, Array]) -> 
     Args:
         model: The model of the repository.
         parent: Id of the context that the rows are appended to; empty for a new one.
-        arrays: The inputs of `LoadedModel.projector` and the positions of the rows.
+        arrays: The inputs of `LoadedModel.projector` and the positions of the rows, or the token ids of
+            documents with their lengths and kind.
     """
     return _hash(f"{model.digest}{parent}", arrays)
 
@@ -395,13 +405,13 @@ def projected_inputs(projector: LoadedModel, rows: Mapping[str, Array], position
 
 
 def join_tensors(
-    parent: Context | None, positions: Array, projected: Mapping[str, Sequence[Array]]
+    positions: Array, parent: Context | None, projected: Mapping[str, Sequence[Array]]
 ) -> dict[str, Array]:
     """The tensors of a context: those of the context that it continues, and further ones.
 
     Args:
-        parent: The context that is continued; None for a new one.
         positions: (T,).
+        parent: The context that is continued; None for a new one.
         projected: (Hkv, T, d) by name, as `GraphKind.PROJECT` returns them for one sequence.
     """
     new: dict[str, Array] = {name: projected[name][0][np.newaxis] for name in PROJECTED}
@@ -410,6 +420,17 @@ def join_tensors(
         return {name: array.copy() for name, array in new.items()}
     axes = dict.fromkeys(PROJECTED, 2) | {KEY_POSITIONS: 1}
     return {name: np.concatenate([parent.tensors[name], new[name]], axis) for name, axis in axes.items()}
+
+
+def join_documents(parent: Context | None, outputs: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
+    """As `join_tensors`, of documents: their token vectors (T, d) are `CONTEXT_VECTORS`."""
+    vectors = outputs[CONTEXT_VECTORS]
+    parts = {DOCUMENT_VECTORS: list(vectors), DOCUMENT_LENGTHS: [np.array([*map(len, vectors)], np.int64)]}
+    earlier = {} if parent is None else parent.tensors
+    return {
+        name: np.concatenate([*([earlier[name]] if earlier else []), *arrays])
+        for name, arrays in parts.items()
+    }
 
 
 def _key(context: Context) -> Key:

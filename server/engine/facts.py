@@ -11,8 +11,10 @@ from attention_serving.artifact.encoder import (
     CONTEXT_VECTORS,
     LOGITS,
     SCORES,
+    SPARSE_EMBEDDING,
     ClassifierFacts,
     EncoderFacts,
+    LateInteractionFacts,
 )
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
@@ -129,6 +131,11 @@ class ModelFacts:
         return self.manifest.classifier
 
     @cached_property
+    def late_interaction(self) -> LateInteractionFacts | None:
+        """What sets a multi-vector encoder apart; None for any other model."""
+        return None if self.encoder is None else self.encoder.late_interaction
+
+    @cached_property
     def takes_token_types(self) -> bool:
         """Whether tokens of the first and the second text of a pair are told apart."""
         return self.classifier is not None and TOKEN_TYPES in self.inputs_by_name
@@ -208,7 +215,7 @@ class ModelFacts:
         """The graph that runs sequences of unequal lengths together, each of which alone runs on `kind`."""
         return GraphKind.LENGTHS if kind is GraphKind.PLAIN and self.attends_to_padding else kind
 
-    def first_position(self, query_length: int) -> int:  # noqa: ARG002 - see `ContextModel`
+    def first_position(self, query_length: int) -> int:  # noqa: ARG002 - see `QueryModel`
         """The position of the first of a sequence's rows, where a request does not state them."""
         return 0
 
@@ -275,8 +282,8 @@ class ModelFacts:
         if kind is GraphKind.QUERY:  # looks up a weight for each token
             return 4 * batch * ROW_TENSORS * lengths[0]
         rows = sum(map(mul, lengths, self._row_elements))
-        if self.encoder is not None and self.encoder.sparse is not None:
-            rows += self.encoder.sparse.width  # the weights of all token ids
+        if (weights := self.outputs.get(SPARSE_EMBEDDING)) is not None:
+            rows += int(weights.axes[1])
         return int(4 * batch * (rows + self.pair_elements(kind, lengths)))
 
     def pair_elements(self, kind: GraphKind, lengths: Sequence[int]) -> float:

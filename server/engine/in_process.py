@@ -181,7 +181,7 @@ class InProcessModel:
         inputs = projected_inputs(projector, rows, positions)
         sequences = {name: [array] for name, array in inputs.items()}
         result = self._compute(projector, DecodedRequest(), sequences)
-        tensors = join_tensors(None, positions, result.outputs)
+        tensors = join_tensors(positions, None, result.outputs)
         return self.model.with_context(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
 
     def close(self) -> None:

@@ -98,16 +98,19 @@ class LoadedModel(ModelFacts):
             UnsupportedError: The model has no contexts.
         """
         if GraphKind.PROJECT not in self.manifest.graphs:
-            message = f"model {self.name!r} has no stored contexts: only attention modules without texts have"
+            message = f"model {self.name!r} has no stored contexts: only multi-vector encoders and attention"
             raise UnsupportedError(
-                f"{message}, and artifacts that were exported before there were contexts lack them"
+                f"{message} modules without texts have, unless they were exported before there were contexts"
             )
         cost = Cost(flops_per_query=0, flops_per_key=self.manifest.cost.flops_per_key, flops_per_pair=0)
         graphs = {GraphKind.PLAIN: self.manifest.graphs[GraphKind.PROJECT]}
         return LoadedModel(**self._with_graphs(cost, graphs, {}))
 
     def with_context(self, context: Context) -> "ContextModel":
-        """The same model as one that takes queries, which attend to a context."""
+        """The same model as one that takes queries, which attend to a context or are compared with it."""
+        if self.encoder is not None:
+            attributes = {attribute.name: getattr(self, attribute.name) for attribute in fields(LoadedModel)}
+            return ContextModel(**attributes | {"context": context})
         rows = {self.manifest.graphs[GraphKind.PROJECT].inputs[0].axes[1]: context.rows}
 
         def queries(kind: GraphKind) -> Graph:
@@ -133,7 +136,7 @@ class LoadedModel(ModelFacts):
         cost, timed = Cost(flops_per_query=1, flops_per_key=0, flops_per_pair=1), self.costs.context_cost
         run = RunCost(timed.fixed + context.rows * timed.key_row, timed.query_row, timed.pair)
         attributes = self._with_graphs(cost, graphs, dict.fromkeys(graphs, run))
-        return ContextModel(**attributes | {"context": context})
+        return QueryModel(**attributes | {"context": context})
 
     def _with_graphs(
         self, cost: Cost, graphs: Mapping[GraphKind, Graph], run_costs: Mapping[GraphKind, RunCost]
@@ -201,7 +204,7 @@ class LoadedModel(ModelFacts):
         kind: GraphKind,
         count: int,
         longest: tuple[int, ...],
-        query_rows: int,  # noqa: ARG002 - see `ContextModel`
+        query_rows: int,  # noqa: ARG002 - see `QueryModel`
     ) -> tuple[int, tuple[int, ...]]:
         """The size of a run of several sequences.
 
@@ -246,12 +249,21 @@ class LoadedModel(ModelFacts):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ContextModel(LoadedModel):
+    """A view of a model with a stored context.
+
+    Queries that are compared with documents run on the model itself, together with its other requests.
+    """
+
+    context: Context
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class QueryModel(ContextModel):
     """A view of a model that takes queries, which attend to a stored context.
 
     Sequences that run together are concatenated to one: nothing is padded.
     """
 
-    context: Context
     supports_padding = True
 
     def mixed_graph(self, kind: GraphKind) -> GraphKind:

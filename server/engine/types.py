@@ -136,6 +136,7 @@ class DecodedRequest:
             returned in place of that of the sequence. They count characters of texts, or tokens.
         return_offsets: For texts: whether `offsets` are computed.
         offsets: The characters of each token (T, 2); see `server.engine.requests.tokenizer.EncodedTexts`.
+        max_result_bytes: Largest size of a result that is not sent; 0 for that of results that are.
         deadline: On `time.monotonic`'s clock, in seconds.
         caller: Whose request it is, for the shares of callers.
     """
@@ -159,6 +160,7 @@ class DecodedRequest:
     spans: Ragged | None = None
     return_offsets: bool = False
     offsets: Ragged | None = None
+    max_result_bytes: int = 0
     deadline: float = math.inf
     caller: Caller = ANYONE
 
@@ -193,14 +195,15 @@ class SequencePlan(NamedTuple):
 
 @dataclass(eq=False, slots=True, weakref_slot=True, kw_only=True)
 class Context:
-    """Projected keys and values that queries attend to: see `server.engine.contexts`.
+    """What queries attend to or are compared with: see `server.engine.contexts`.
 
     Attributes:
         id: The same for the same model, rows, mask and order of appends.
         nbytes: Memory that it takes.
         length: The position of the next row that is appended.
         tensors: The inputs of runs by name: `projected_keys` (1, Hkv, Tk, d_k), `projected_values`
-            (1, Hkv, Tk, d_v) and `key_positions` (1, Tk).
+            (1, Hkv, Tk, d_v) and `key_positions` (1, Tk). Of a multi-vector encoder, `DOCUMENT_VECTORS` and
+            `DOCUMENT_LENGTHS`.
         device_tensors: The same where bound runs compute; empty before the first of them.
         owner: The name of the caller who put it.
         shared: Whether other callers may use it.
@@ -222,8 +225,8 @@ class Context:
 
     @property
     def rows(self) -> int:
-        """Number of rows that may be attended to, Tk."""
-        return int(self.tensors[KEY_POSITIONS].shape[1])
+        """Number of rows that may be attended to, Tk, or of token vectors of documents."""
+        return int(self.tensors[KEY_POSITIONS].shape[1]) if not self.documents else self.length
 
     @property
     def documents(self) -> int:

@@ -70,7 +70,7 @@ class Sample:
             if change and array.dtype == np.float32:
                 inputs[name] = array * random.choice(factors, array.shape)
         (outputs,), _ = run_batch(self.model, self.graph, [replace(self.sequence, inputs=inputs)])
-        return comparable_outputs(outputs, self.model)
+        return fill_weights({name: array[np.newaxis] for name, array in outputs.items()}, self.model)
 
 
 class Audit(PeriodicThread):
@@ -131,7 +131,7 @@ class Audit(PeriodicThread):
             inputs = {name: array.copy() for name, array in sequence.inputs.items()}
             mask = None if sequence.mask is None else sequence.mask.copy()
             copy = replace(sequence, inputs=inputs, mask=mask)
-            results = comparable_outputs(results, model)
+            results = {name: array[np.newaxis].copy() for name, array in results.items()}
             run = f"a run of {len(sequences)} on graph {graph}"
             self._samples.append(Sample(model, alone, run, copy, results, size, time.monotonic()))
 
@@ -171,8 +171,8 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
         MemoryError: The run needs more memory than the arena may take.
         Exception: The run fails.
     """
-    tolerance = sample.model.manifest.tolerance
-    ratio, error, name = max(compare(sample.outputs, sample.run_alone(), tolerance))
+    tolerance, outputs = sample.model.manifest.tolerance, fill_weights(sample.outputs, sample.model)
+    ratio, error, name = max(compare(outputs, sample.run_alone(), tolerance))
     if ratio <= MAX_RATIO:
         return AuditResult.PASSED, ""
     reason = (
@@ -182,23 +182,23 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
     fields = {"model": sample.model.name, "version": sample.model.version, "reason": reason}
     log.warning("sequence differs from itself alone", extra=fields)
     again, changed = sample.run_alone(), sample.run_alone(ROUNDING[sample.model.manifest.precision])
-    ratio, *_ = max(compare(sample.outputs, again, tolerance))
+    ratio, *_ = max(compare(outputs, again, tolerance))
     rounding, *_ = max(compare(changed, again, tolerance))
     is_real = ratio > MAX_RATIO and ratio > MAX_ROUNDINGS * rounding
     return AuditResult.FAILED if is_real else AuditResult.EXPLAINED, reason
 
 
-def comparable_outputs(outputs: Outputs, model: LoadedModel) -> Outputs:
-    """Copies of the outputs of a sequence, (1, ...) by name.
+def fill_weights(outputs: Outputs, model: LoadedModel) -> Outputs:
+    """The outputs with the weights of all token ids (1, V) in place of those that are not 0.
 
-    Of a sparse embedding, the weights of all token ids: one that rounding makes 0 is absent from the others.
+    A weight that rounding makes 0 is absent from the latter.
     """
-    copies = {name: array[np.newaxis].copy() for name, array in outputs.items()}
-    if SPARSE_INDICES in copies and model.encoder is not None and model.encoder.sparse is not None:
-        weights: Array = np.zeros((1, model.encoder.sparse.width), np.float32)
-        weights[0, copies.pop(SPARSE_INDICES)] = copies.pop(SPARSE_VALUES)
-        copies[SPARSE_EMBEDDING] = weights
-    return copies
+    if SPARSE_INDICES not in outputs or model.encoder is None or model.encoder.sparse is None:
+        return outputs
+    weights: Array = np.zeros((1, model.encoder.sparse.width), np.float32)
+    weights[0, outputs[SPARSE_INDICES]] = outputs[SPARSE_VALUES]
+    further = {name: array for name, array in outputs.items() if name not in (SPARSE_INDICES, SPARSE_VALUES)}
+    return {**further, SPARSE_EMBEDDING: weights}
 
 
 def comparison_graph(

@@ -147,8 +147,10 @@ def save_inference_free(folder: Path, source: Path) -> None:
 def save_autoencoder(folder: Path, source: Path) -> None:
     """The latents of the embeddings of an XLM-R."""
     plain = save_model(source, unigram(), "XLMRobertaModel", SIZES)
-    autoencoder = SparseAutoEncoder(input_dim=WIDTH, hidden_dim=96, k=12, k_aux=16)
-    nn.init.normal_(autoencoder.latent_bias, std=0.1, generator=torch.Generator().manual_seed(3))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        autoencoder = SparseAutoEncoder(input_dim=WIDTH, hidden_dim=96, k=12, k_aux=16)
+        nn.init.normal_(autoencoder.latent_bias, std=0.1)
     modules = [Transformer(plain), Pooling(WIDTH, "mean"), autoencoder]
     SparseEncoder(modules=modules).save_pretrained(str(folder))
 

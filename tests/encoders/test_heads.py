@@ -21,10 +21,13 @@ from attention_serving.protos.attention.v1 import attention_pb2_grpc
 from attention_serving.server.api.attention.requests import encoder_outputs
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.requests.validation import tokenize_texts, validate
 from attention_serving.server.engine.run.execute import run_batch
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import SPARSE_INDICES, SPARSE_VALUES, DecodedRequest
+from attention_serving.server.observe.metrics import AuditResult
+from attention_serving.server.process.audit import Sample, audit, comparison_graph
 from tests.encoders.heads import COLBERT, M3, MULTI_VECTOR, SPARSE, SPECIAL, SPLADE, save_folder
 from tests.encoders.repository import FURTHER_HEAD_MODELS, HEAD_MODELS, HEADS
 from tests.encoders.test_tei import call
@@ -99,7 +102,7 @@ def library(name: str) -> Any:
 
 def skipped_ids() -> list[int]:
     """The ids that the library skips in documents of COLBERT."""
-    return library(COLBERT)[2]._skiplist_ids.tolist()
+    return [*map(int, library(COLBERT)[2]._skiplist_ids)]
 
 
 def encode(name: str, texts: Sequence[str], kind: str, **options: Any) -> list[Vectors]:
@@ -165,8 +168,8 @@ def test_the_head_of_a_mixed_batch_equals_the_library(running: Running, name: st
     close(dense(reply.sparse_embeddings, len(expected[0])), expected)
     for most in (1, 30):
         reply = running.attend(name, texts, kind, sparse=pb.SparseOptions(top_k=most))
-        found = dense(reply.sparse_embeddings, len(expected[0]))
-        close(found, encode(name, texts, kind, max_active_dims=most))
+        largest = dense(reply.sparse_embeddings, len(expected[0]))
+        close(largest, encode(name, texts, kind, max_active_dims=most))
         assert max(reply.sparse_embeddings.lengths) <= most
 
 
@@ -307,7 +310,7 @@ def test_what_a_model_lacks_is_refused(running: Running, words: str) -> None:
 def test_a_request_without_a_model_reaches_the_one_with_the_head(running: Running) -> None:
     for name, fields in ((M3, EMBEDDING_OPTIONS), (M3, SPARSE_OPTIONS | TOKEN_VECTORS)):
         assert running.attend("", TEXTS[:1], **fields).model_name == name
-    with pytest.raises(grpc.RpcError, match="2 text encoders are ready"):
+    with pytest.raises(grpc.RpcError, match="text encoders are ready"):
         running.attend("", TEXTS[:1], **SPARSE_OPTIONS)
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/embed", {"inputs": "a"})):
         answer = ask(running.port, path, body | {"model": SPLADE})
@@ -315,20 +318,51 @@ def test_a_request_without_a_model_reaches_the_one_with_the_head(running: Runnin
         assert "has no dense embeddings" in str(answer.json)
 
 
+def infer(running: Running, model: str, *outputs: str, **parameters: Any) -> tuple[int, Any]:
+    """The status of a request by the names of outputs, and these by name or its error."""
+    body = {
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}],
+        "outputs": [{"name": name} for name in outputs],
+        "parameters": parameters,
+    }
+    answer = ask(running.port, f"/v2/models/{model}/infer", body)
+    if answer.status != 200:
+        return answer.status, answer.json["error"]
+    return 200, {
+        each["name"]: np.array(each["data"], np.float32).reshape(each["shape"])
+        for each in answer.json["outputs"]
+    }
+
+
+def test_outputs_by_name_are_those_of_the_graphs(running: Running) -> None:
+    status, outputs = infer(running, SPLADE)
+    assert (status, [*outputs]) == (200, ["sparse_embedding", "lengths"])
+    close([*outputs["sparse_embedding"]], encode(SPLADE, TEXTS, ""))
+    status, outputs = infer(running, M3, "token_weights", "context_vectors", "embedding")
+    assert status == 200
+    assert outputs["token_weights"].shape == outputs["context_vectors"].shape[:2]  # of all tokens
+    status, error = infer(running, M3, "token_weights", "attention_weights")
+    assert (status, error[:46]) == (400, "outputs: has token_weights, which this request")
+
+
+def request_for(running: Running, name: str, kind: str = "", most: int = 0) -> Request:
+    """A validated request for sparse embeddings of the texts."""
+    (model,) = [each for each in running.served.engine.repository.loaded_models if each.name == name]
+    outputs = encoder_outputs(request_of(name, TEXTS, kind, sparse=pb.SparseOptions(top_k=most)), model)
+    assert outputs is not None
+    decoded = DecodedRequest(
+        texts=tuple(TEXTS), input_kind=kind, encoder_outputs=outputs, output_names=outputs.names
+    )
+    return validate(tokenize_texts(decoded, model, Limits()), model, Limits())
+
+
 @pytest.mark.parametrize(("name", "kind"), [(SPLADE, ""), (M3, "query")])
 def test_a_result_holds_no_more_than_was_reserved(running: Running, name: str, kind: str) -> None:
     """And neither the dense rows over the vocabulary, nor outputs that were not asked for."""
-    model = next(model for model in running.served.engine.repository.loaded_models if model.name == name)
     for most in (0, 3):
-        message = request_of(name, TEXTS, kind, sparse=pb.SparseOptions(top_k=most))
-        decoded = DecodedRequest(
-            texts=tuple(TEXTS), input_kind=kind, encoder_outputs=encoder_outputs(message, model)
-        )
-        decoded.output_names = decoded.encoder_outputs.names if decoded.encoder_outputs else ()
-        request = validate(tokenize_texts(decoded, model, Limits()), model, Limits())
-        outputs, _ = run_batch(
-            model, GraphKind.TOKENS if name == M3 else GraphKind.LENGTHS, request.sequences
-        )
+        request = request_for(running, name, kind, most)
+        graph = GraphKind.TOKENS if name == M3 else GraphKind.LENGTHS
+        outputs, _ = run_batch(request.model, graph, request.sequences)
         arrays = [array for each in outputs for array in each.values()]
         assert all(array.base is None for array in arrays)
         assert {name for each in outputs for name in each} == {SPARSE_INDICES, SPARSE_VALUES}
@@ -336,3 +370,22 @@ def test_a_result_holds_no_more_than_was_reserved(running: Running, name: str, k
         assert 0 < 2 * held <= request.plan.required_bytes
         if most:
             assert held <= 8 * most * len(TEXTS)
+
+
+def test_the_audit_compares_the_weights_of_all_token_ids(running: Running) -> None:
+    request, bounded = (request_for(running, SPLADE, most=most) for most in (0, 3))
+    model, sequence = request.model, request.sequences[0]
+    (outputs, _), _ = run_batch(model, GraphKind.LENGTHS, request.sequences[:2])
+    outputs = {name: array[np.newaxis] for name, array in outputs.items()}
+    alone = comparison_graph(model, GraphKind.LENGTHS, sequence, 2)
+    assert alone is not None
+    # The batch has a weight that is 0 alone.
+    indices, values = outputs[SPARSE_INDICES], outputs[SPARSE_VALUES]
+    absent = np.setdiff1d(np.arange(indices.max()), indices)[:1]
+    for weight, result in ((1e-9, AuditResult.PASSED), (1.0, AuditResult.FAILED)):
+        changed = {
+            SPARSE_INDICES: np.append(indices, absent[np.newaxis], axis=1),
+            SPARSE_VALUES: np.append(values, np.full((1, 1), weight, np.float32), axis=1),
+        }
+        assert audit(Sample(model, alone, "a run", sequence, changed, 0, 0.0))[0] is result
+    assert comparison_graph(model, GraphKind.LENGTHS, bounded.sequences[0], 2) is None

@@ -3,13 +3,13 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, SCORES
 from attention_serving.artifact.manifest import KEY_POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import requests, responses
@@ -32,6 +32,7 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.contexts import (
     DEFAULT_TTL_SECONDS,
     context_id,
+    join_documents,
     join_tensors,
     projected_inputs,
 )
@@ -46,11 +47,14 @@ from attention_serving.server.engine.errors import (
 from attention_serving.server.engine.facts import EMBEDS, TOKEN_VECTORS
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Model
+from attention_serving.server.engine.requests.late_interaction import tokenize_comparison, tokenize_documents
+from attention_serving.server.engine.requests.outputs import FLOAT_BYTES
 from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.requests.tokenizer import TEXT, TOKEN_IDS, TextLimits
 from attention_serving.server.engine.requests.validation import encode_texts, text_limits, tokenize_texts
 from attention_serving.server.engine.types import (
     CONTEXT_BYTES,
+    DOCUMENT_LENGTHS,
     Array,
     Context,
     DecodedRequest,
@@ -69,6 +73,24 @@ MAX_PAGE, MAX_TOKEN = 1000, 20
 # Memory of a token while texts are encoded, and with a reply and its Python objects; and its bytes in a reply
 # at least.
 ENCODED_BYTES, TOKEN_BYTES, LEAST_TOKEN_BYTES = 32, 192, 12
+
+
+class DecodedContext(NamedTuple):
+    """What a context is made of.
+
+    Attributes:
+        request: The request that runs.
+        arrays: What the id is a hash of.
+        length: Number of rows, hidden ones included.
+        nbytes: Size of the tensors.
+        make_tensors: Makes them of the context that is continued, if any, and of the outputs of the run.
+    """
+
+    request: Request
+    arrays: Mapping[str, Array]
+    length: int
+    nbytes: int
+    make_tensors: Callable[..., dict[str, Array]]
 
 
 class PreparedContext(NamedTuple):
@@ -99,9 +121,10 @@ class Attend(InferenceMethod):
         heads, text = requests.requested_heads(message), message.text
         if name or not (message.HasField("text") or heads):
             return name
-        classifies = text.return_labels or text.raw_scores or parsed.contents("text", "pairs")
-        kind: ModelKind = "classifier" if classifies else "encoder"
-        return default_model(self._engine.repository, call, kind, heads=heads)
+        kinds: tuple[ModelKind, ...] = ("encoder",)
+        if text.return_labels or text.raw_scores or parsed.contents("text", "pairs"):
+            kinds = ("classifier",) if text.return_labels else ("classifier", "late_interaction")
+        return default_model(self._engine.repository, call, *kinds, heads=heads)
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
@@ -118,6 +141,9 @@ class Attend(InferenceMethod):
             )
             return decoded, ReplyTemplate(encode)
         heads, has_texts = requests.requested_heads(message), message.HasField("text")
+        has_documents = model.context is not None or bool(parsed.contents(TEXT, "pairs"))
+        if has_texts and has_documents and model.late_interaction is not None:
+            return self._decode_comparison(parsed, model, deadline, allowance)
         outputs = requests.encoder_outputs(message, model)
         requests.check_first_output(model)
         decoded = requests.decode(parsed, requests.map_fields_to_inputs(model), allowance, outputs)
@@ -148,6 +174,27 @@ class Attend(InferenceMethod):
             token_vectors=CONTEXT_VECTORS if TOKEN_VECTORS in heads else "",
         )
         return decoded, ReplyTemplate(encode)
+
+    def _decode_comparison(
+        self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
+    ) -> tuple[DecodedRequest, ReplyTemplate]:
+        """Decodes a request for the scores of pairs, or of queries with stored documents."""
+        rule = "pairs or stored documents of a multi-vector encoder, whose response has their scores only"
+        requests.check_fields(parsed, requests.FIELDS_ALLOWED_WITH_SCORES, rule)
+        if parsed.message.text.return_labels:
+            raise InvalidRequestError("return_labels", f"scores of model {model.name!r} have no labels")
+        decoded = requests.decode(parsed, {}, allowance)
+        decoded.deadline = deadline
+        decoded, comparison = tokenize_comparison(decoded, model, *allowance)
+        prefix = (
+            responses.encode_reply_header(decoded, model)
+            + pb.AttendResponse(
+                token_counts=comparison.token_counts, truncated=comparison.truncated
+            ).SerializeToString()
+        )
+        datatype = requests.output_type(parsed.message)
+        encode = partial(responses.encode, prefix=prefix, datatype=datatype, first=SCORES)
+        return decoded, ReplyTemplate(encode, is_cacheable=False, steps=comparison.steps)
 
 
 class AttendStream(Attend):
@@ -209,11 +256,12 @@ class ModelMethod(ABC):
 
 
 class PutContext(ModelMethod):
-    """Projects rows and stores them: as a context, or as the continuation of one."""
+    """Stores projected rows, or the token vectors of documents: as a context, or to continue one."""
 
     def __init__(self, engine: Engine, threads: CodecThreads, message_type: Any, reply: Any) -> None:
         """Creates the method, from the types of its requests and replies."""
-        super().__init__(engine, threads, message_type, requests.CONTEXT_PATHS, 1)
+        most = engine.limits.max_sequences
+        super().__init__(engine, threads, message_type, requests.CONTEXT_PATHS, most)
         self._reply = reply
 
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
@@ -232,24 +280,17 @@ class PutContext(ModelMethod):
         self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation
     ) -> PreparedContext:
         message, caller, parent = parsed.message, call.caller, None
-        projector = model.projector
+        decode = self._decode_rows if model.late_interaction is None else self._decode_documents
+        projector = model.projector if model.late_interaction is None else model
         if isinstance(message, pb.AppendContextRequest):
             parent = self._contexts.find(model, parsed.id, caller.name, "id").context
-        rows, hidden = requests.decode_rows(parsed, Allowance(self._engine.limits, reservation))
         length = 0 if parent is None else parent.length
-        positions = np.flatnonzero(~hidden) + length
-        if not positions.size:
-            raise InvalidRequestError("mask", "hides every row")
-        inputs = projected_inputs(projector, rows, positions)
-        ragged = {name: Ragged(array, (len(array),)) for name, array in inputs.items()}
-        decoded = DecodedRequest(inputs=ragged, deadline=call.deadline, caller=caller)
-        request = self._engine.validate(projector, decoded)
+        allowance = Allowance(self._engine.limits, reservation)
+        content = decode(parsed, projector, length, call, allowance)
         new = Context(
-            id=context_id(model, "" if parent is None else parent.id, {**rows, KEY_POSITIONS: positions}),
-            nbytes=(CONTEXT_BYTES if parent is None else parent.nbytes)
-            + request.plan.sequences[0].result_bytes
-            + positions.nbytes,
-            length=length + len(hidden),
+            id=context_id(model, "" if parent is None else parent.id, content.arrays),
+            nbytes=(CONTEXT_BYTES if parent is None else parent.nbytes) + content.nbytes,
+            length=length + content.length,
             owner=caller.name,
             shared=message.shared if parent is None else parent.shared and parent.owner == caller.name,
             expires_at=time.time() + (message.ttl_seconds or DEFAULT_TTL_SECONDS),
@@ -259,8 +300,47 @@ class PutContext(ModelMethod):
             if stored.context.owner == caller.name:
                 self._contexts.renew(model, stored.context, new.expires_at)
             return PreparedContext(model, stored.context, dict, None)
-        self._contexts.check_size(new.nbytes)
-        return PreparedContext(model, new, partial(join_tensors, parent, positions), request)
+        self._contexts.check_size(new.nbytes, "key" if model.late_interaction is None else TEXT)
+        return PreparedContext(model, new, partial(content.make_tensors, parent), content.request)
+
+    def _decode_rows(
+        self, parsed: Parsed[Any], projector: LoadedModel, start: int, call: Call, allowance: Allowance
+    ) -> DecodedContext:
+        """Decodes rows, the first of which has the position `start`."""
+        if parsed.message.HasField(TEXT):
+            raise InvalidRequestError(TEXT, f"model {projector.name!r} is not a multi-vector encoder")
+        rows, hidden = requests.decode_rows(parsed, allowance)
+        positions = np.flatnonzero(~hidden) + start
+        if not positions.size:
+            raise InvalidRequestError("mask", "hides every row")
+        inputs = projected_inputs(projector, rows, positions)
+        ragged = {name: Ragged(array, (len(array),)) for name, array in inputs.items()}
+        request = self._engine.validate(
+            projector, DecodedRequest(inputs=ragged, deadline=call.deadline, caller=call.caller)
+        )
+        size = request.plan.sequences[0].result_bytes + positions.nbytes
+        arrays = {**rows, KEY_POSITIONS: positions}
+        return DecodedContext(request, arrays, len(hidden), size, partial(join_tensors, positions))
+
+    def _decode_documents(
+        self, parsed: Parsed[Any], model: LoadedModel, _start: int, call: Call, allowance: Allowance
+    ) -> DecodedContext:
+        """Decodes the documents of a multi-vector encoder."""
+        rule = f"model {model.name!r}, a multi-vector encoder: its contexts are documents, sent as text"
+        requests.check_fields(parsed, requests.FIELDS_OF_DOCUMENTS, rule)
+        texts, pairs = (tuple(parsed.contents(TEXT, name)) for name in ("texts", "pairs"))
+        if not texts:
+            raise InvalidRequestError(TEXT, "has no documents; at least one is required")
+        options = requests.text_options(parsed.message.text)
+        decoded = DecodedRequest(
+            texts=texts, second_texts=pairs, deadline=call.deadline, caller=call.caller, **options
+        )
+        decoded, lengths = tokenize_documents(decoded, model, *allowance)
+        (ids,) = decoded.inputs.values()
+        arrays = {TOKEN_IDS: ids.rows, "token_counts": np.array(ids.lengths), DOCUMENT_LENGTHS: lengths}
+        rows, width = int(lengths.sum()), model.outputs[CONTEXT_VECTORS].axes[-1]
+        size = FLOAT_BYTES * rows * int(width) + lengths.nbytes
+        return DecodedContext(self._engine.validate(model, decoded), arrays, rows, size, join_documents)
 
 
 class Tokens(ModelMethod):

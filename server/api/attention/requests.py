@@ -1,7 +1,7 @@
 """Requests of attention.v1 as the engine's: inputs in fields of their own, or by name for any model."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,9 @@ PATHS = (
     "token_ids.ids", "positions", "embedding.spans.starts", "embedding.spans.ends", "inputs.shapes",
 )  # fmt: skip
 PATHS_OF_TEXTS, PATHS_OF_IDS = ("text.texts", "text.pairs"), ("token_ids.ids", "token_ids.lengths")
-CONTEXT_PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
+CONTEXT_PATHS = (
+    "key.data", "value.data", "mask.bits", "key.lengths", "value.lengths", "text.texts", "text.pairs",
+)  # fmt: skip
 # The types that models take, and that vectors are sent in, by name.
 INPUT_DATATYPES = ("FP32", "FP16", "BF16", "INT64", "BOOL")
 ENUM_BY_NAME = {name: pb.DataType.Value(f"DATA_TYPE_{name}") for name in (*INPUT_DATATYPES, *QUANTISED)}
@@ -56,6 +58,10 @@ MASK_KINDS = {pb.AttentionMask.Kind.Value(f"KIND_{kind.name}"): kind for kind in
 FIELDS_ALLOWED_WITH_INPUTS = frozenset(
     {"id", "model_name", "model_version", "output_data_type", "inputs", "output_names", "context_id"}
 )
+FIELDS_ALLOWED_WITH_SCORES = frozenset(
+    {"id", "model_name", "model_version", "output_data_type", "text", "context_id"}
+)
+FIELDS_OF_DOCUMENTS = frozenset({"id", "model_name", "model_version", "ttl_seconds", "shared", "text"})
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
 # The outputs of graphs that a head is made of.
@@ -114,7 +120,9 @@ def encoder_outputs(message: pb.AttendRequest, model: LoadedModel) -> EncoderOut
             raise InvalidRequestError("return_weights", f"cannot be combined with {' and '.join(fields)}")
         names.update(OUTPUTS_OF_HEADS[field])
     if message.return_weights and CONTEXT_VECTORS in names and encoder.late_interaction is not None:
-        problem = f"token vectors of model {model.name!r} lack those of skipped tokens; send embedding with it"
+        problem = (
+            f"token vectors of model {model.name!r} lack those of skipped tokens; send embedding with it"
+        )
         raise InvalidRequestError("return_weights", problem)
     if SPARSE in fields and encoder.sparse is not None:
         most = message.sparse.top_k or encoder.sparse.max_active
@@ -368,11 +376,7 @@ def decode_named(
         LimitExceededError: The message contains too much.
         OverloadedError: The memory for its numbers is not available.
     """
-    fields = {field.name for field, _ in parsed.message.ListFields()} | {
-        path[0] for path in parsed.byte_ranges
-    }
-    for field in sorted(map(str, fields - FIELDS_ALLOWED_WITH_INPUTS)):
-        raise InvalidRequestError(field, "cannot be combined with inputs, which name every input")
+    check_fields(parsed, FIELDS_ALLOWED_WITH_INPUTS, "inputs, which name every input")
     inputs = dict[str, tuple[list[Shape], Array]]()
     for index, tensors in enumerate(parsed.message.inputs):
         check_once(tensors.name, inputs)
@@ -393,6 +397,13 @@ def decode_named(
         output_names=outputs,
     )
     return decoded, has_batch
+
+
+def check_fields(parsed: Parsed[Any], allowed: Set[str], rule: str) -> None:
+    """Refuses the first field of a request that is not allowed; the rule says beside what."""
+    fields = {field.name for field, _ in parsed.message.ListFields()}
+    for field in sorted({*fields, *(str(path[0]) for path in parsed.byte_ranges)} - allowed):
+        raise InvalidRequestError(field, f"cannot be combined with {rule}")
 
 
 def output_names(message: pb.AttendRequest, model: LoadedModel) -> Sequence[str]:

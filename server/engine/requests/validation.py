@@ -56,10 +56,10 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), plans)), 0
     if decoded.dimensions or decoded.head_selection or decoded.offsets or decoded.encoder_outputs:
         result_bytes, work_bytes = check_selection(decoded, model, kind, plans, result_bytes)
-    if result_bytes > limits.max_result_bytes:
+    if result_bytes > (most_bytes := decoded.max_result_bytes or limits.max_result_bytes):
         field = model.inputs[0].name if decoded.spans is None else SPANS
         field = RETURN_WEIGHTS if decoded.return_weights else field
-        problem = f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
+        problem = f"the result would be {result_bytes} bytes; the limit is {most_bytes}"
         raise LimitExceededError(field, problem)
     largest = max(plans, key=attrgetter("run_bytes"))
     if (size := largest.run_bytes) > limits.max_run_bytes:
@@ -185,7 +185,8 @@ def encode_texts(
 def _check_second_texts(decoded: DecodedRequest, model: LoadedModel) -> None:
     """Refuses second texts that the model does not take, or that are not one for each text."""
     if model.classifier is None:
-        raise InvalidRequestError(PAIRS, f"model {model.name!r} is not a text classifier, and takes no pairs")
+        problem = f"model {model.name!r} is not a text classifier or multi-vector encoder"
+        raise InvalidRequestError(PAIRS, f"{problem}, and takes no pairs here")
     if len(decoded.second_texts) != len(decoded.texts):
         problem = f"has {len(decoded.second_texts)} second texts; the request has {len(decoded.texts)} texts"
         raise InvalidRequestError(PAIRS, problem)

@@ -18,7 +18,7 @@ from attention_serving.artifact.manifest import (
     GraphKind,
     TensorSpec,
 )
-from attention_serving.server.engine.model import ContextModel, LoadedModel
+from attention_serving.server.engine.model import LoadedModel, QueryModel
 from attention_serving.server.engine.requests.outputs import pool, select, select_outputs
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.memory import Allocator
@@ -58,7 +58,7 @@ def run_batch(
     session = (model.parallel_sessions if parallel else model.sessions)[kind]
     inputs: dict[str, Value]
     rows: Mapping[str, int] = {}
-    if isinstance(model, ContextModel):
+    if isinstance(model, QueryModel):
         inputs = _concatenate(model.context, graph, sequences, session)
     else:
         if model.row_multiple > 1:

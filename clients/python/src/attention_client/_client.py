@@ -21,7 +21,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 from numpy.typing import ArrayLike
 
 from attention_client._calls.attention import AttendInputs, encode_texts, encode_tokens, encode_vectors
-from attention_client._calls.contexts import Context, read_rows
+from attention_client._calls.contexts import Context, read_parts
 from attention_client._calls.embeddings import (
     EmbedInputs,
     SpanList,
@@ -296,8 +296,9 @@ class AttentionClient(Connection):
         self,
         model: str,
         query: str,
-        texts: Texts,
+        texts: Texts | None = None,
         *,
+        context: Context | str | None = None,
         top_n: int | None = None,
         truncate: bool | None = None,
         truncation_side: Side | None = None,
@@ -305,15 +306,19 @@ class AttentionClient(Connection):
         timeout: float | None = None,
         version: Version = "",
     ) -> list[Ranking]:
-        """Sorts texts by their relevance to a query, with a reranker; the most relevant come first.
+        """Sorts texts by their relevance to a query; the most relevant come first.
+
+        With a reranker, or with a multi-vector encoder, whose scores are MaxSim.
 
         Of equally relevant texts, the earlier one comes first; those whose score is NaN come last. More than
         1,024 texts are sent in several requests, one after the other.
 
         Args:
-            model: Name of the model, which has one label.
+            model: Name of the model, which has one label or is a multi-vector encoder.
             query: The first text of every pair.
             texts: The texts; each is the second text of a pair.
+            context: For multi-vector encoders, stored documents in place of texts: a `Context`, or the id of
+                one. Rankings have the places of documents in the order in which they were put.
             top_n: Number of rankings that are returned, from 1; None means all.
             truncate: Whether pairs with more tokens than the model takes are cut rather than refused: the
                 longer text first, and then both. None means the model's setting, and then pairs that were cut
@@ -325,13 +330,13 @@ class AttentionClient(Connection):
 
         Raises:
             InvalidArgumentError: An argument has a wrong type or value, or the model has several labels, or
-                is not a text classifier.
+                is neither a text classifier nor a multi-vector encoder.
             LimitExceededError: A pair has too many tokens, or another limit is exceeded.
             AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version)
         text_options = {"truncate": truncate, "truncation_side": truncation_side}
-        call = encode_rerank(options, query, texts, top_n, raw_scores=raw_scores, **text_options)
+        call = encode_rerank(options, query, texts, top_n, context, raw_scores=raw_scores, **text_options)
         return self._answer(call, timeout)
 
     def classify(
@@ -480,23 +485,29 @@ class AttentionClient(Connection):
     def context(
         self,
         model: str,
-        key: Arrays,
+        key: Arrays | None = None,
         value: Arrays | None = None,
         *,
+        texts: Texts | None = None,
+        truncate: bool | None = None,
         mask: Arrays | None = None,
         ttl: int | None = None,
         shared: bool = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> Context:
-        """Puts key and value rows on the server, for calls with `context=`.
+        """Puts key and value rows on the server, or documents, for calls with `context=`.
 
-        The server projects them once. To put the same rows again takes no further memory.
+        The server projects rows, and encodes documents, once. To put the same ones again takes no further
+        memory.
 
         Args:
             model: Name of the model.
             key: Key rows, (T, d); for self-attention modules, of the query's width.
             value: Value rows, for models that separate them from the key.
+            texts: For multi-vector encoders, in place of rows: documents.
+            truncate: Whether documents with more tokens than the model takes are cut rather than refused;
+                None means the model's setting.
             mask: Booleans (T,): False hides a row from every query.
             ttl: Seconds until the context expires, an integer from 1; None means the server's default, an
                 hour.
@@ -511,7 +522,8 @@ class AttentionClient(Connection):
         """
         options = self._options(model, version)
         lifetime = 0 if ttl is None else whole_number("ttl", ttl, 1, MAX_INDEX)
-        context = Context(self, options, [read_rows(key, value, mask)], ttl=lifetime, shared=shared)
+        parts = read_parts(key, value, mask, texts, truncate=truncate)
+        context = Context(self, options, parts, ttl=lifetime, shared=shared)
 
         async def put() -> Context:
             await context._put(timeout)

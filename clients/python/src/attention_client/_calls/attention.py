@@ -5,7 +5,7 @@ d elements of a row.
 """
 
 import math
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -19,6 +19,7 @@ from attention_client._calls.sequences import (
     InputForm,
     Sequences,
     encode_mask,
+    fill_texts,
     fill_vectors,
     integers,
     texts,
@@ -219,11 +220,20 @@ def _attend_context(
     inputs: AttendInputs, request: pb.AttendRequest, query: Sequences
 ) -> EncodedCall[AttentionResult[Any]]:
     """A call with a context; only the server knows how many rows a mask must cover."""
-    context = inputs.context
     for name in ("key", "lengths"):
         if getattr(inputs, name) is not None:
             raise invalid(name, "None, because the context has the keys", type_name(getattr(inputs, name)))
     call = _finish(request, ResultForm(query.form, query.leading, query.rows[0]), inputs.mask)
+    return with_context(call, inputs.context)
+
+
+def with_context(call: EncodedCall[_ResultT], context: Context | str | None) -> EncodedCall[_ResultT]:
+    """A call of one request that names a context.
+
+    Raises:
+        InvalidArgumentError: It is not a context of the model.
+    """
+    (request,) = call.requests
     if isinstance(context, str) and context:
         request.context_id = encodable("context", context)
         return call
@@ -278,18 +288,6 @@ def request_of(options: RequestOptions) -> pb.AttendRequest:
         request.head_selection.layers.extend(selection.layers)
         request.head_selection.heads.extend(selection.heads)
     return request
-
-
-def fill_texts(field: str, target: MutableSequence[str], strings: Sequence[str]) -> None:
-    """Adds texts to a repeated field of a message.
-
-    Raises:
-        InvalidArgumentError: A text contains a surrogate without its other half.
-    """
-    try:
-        target.extend(strings)
-    except UnicodeEncodeError as error:
-        raise invalid(field, "text that UTF-8 can encode", error) from None
 
 
 def fill_text_options(text: pb.TextSequences, **options: Any) -> None:

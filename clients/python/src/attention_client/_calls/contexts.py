@@ -1,23 +1,25 @@
-"""Stored contexts: their rows, and the calls that put, extend, restore and drop them."""
+"""Stored contexts: their rows or documents, and the calls that put, extend, restore and drop them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_client._calls.arrays import as_booleans
-from attention_client._calls.sequences import InputForm, encode_mask, fill_vectors, vectors
+from attention_client._calls.sequences import InputForm, encode_mask, fill_texts, fill_vectors, texts, vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._values import Array, Arrays, RequestOptions, Wire
+from attention_client._values import Array, Arrays, RequestOptions, Texts, Wire, type_name
 from attention_client.errors import LimitExceededError, NotFoundError, invalid
 
 LOST = "CONTEXT_NOT_FOUND"
 # How many times the rows are put before each repetition of a call. One is enough unless several servers stand
 # behind one name: they are called in turn, so that n times in a row reach n of them.
 _PUTS = (1, 2, 3)
+# Documents of one call: more are appended.
+MAX_DOCUMENTS = 1024
 
 
 class Rows(NamedTuple):
@@ -32,6 +34,48 @@ class Rows(NamedTuple):
     key: Array
     value: Array | None
     mask: NDArray[np.bool_]
+
+
+class Documents(NamedTuple):
+    """Documents that are put at once.
+
+    Attributes:
+        texts: The documents.
+        truncate: Whether those with too many tokens are cut; None for the model's setting.
+    """
+
+    texts: Sequence[str]
+    truncate: bool | None
+
+
+Part: TypeAlias = Rows | Documents
+
+
+def read_parts(
+    key: Arrays | None,
+    value: Arrays | None,
+    mask: Arrays | None,
+    documents: Texts | None,
+    *,
+    truncate: bool | None,
+) -> list[Part]:
+    """Reads the rows of a context, or its documents in portions for one call each.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type or shape, or there are both or none of them.
+    """
+    if documents is None:
+        if truncate is not None:
+            raise invalid("truncate", "None, because rows are not texts", truncate)
+        if key is None:
+            raise invalid("key", "key rows, or texts for a multi-vector encoder", "None")
+        return [read_rows(key, value, mask)]
+    for name, rows in (("key", key), ("value", value), ("mask", mask)):
+        if rows is not None:
+            raise invalid(name, "None, because the context has texts", type_name(rows))
+    _, strings = texts("texts", documents)
+    starts = range(0, len(strings), MAX_DOCUMENTS)
+    return [Documents(strings[start : start + MAX_DOCUMENTS], truncate) for start in starts]
 
 
 def read_rows(key: Arrays, value: Arrays | None, mask: Arrays | None) -> Rows:
@@ -54,10 +98,16 @@ def _one_sequence(field: str, value: Arrays) -> Array:
     return sequences.pieces[0].copy()
 
 
-def fill_rows(
-    request: pb.PutContextRequest | pb.AppendContextRequest, parts: Sequence[Rows], wire: Wire
+def fill_parts(
+    request: pb.PutContextRequest | pb.AppendContextRequest, parts: Sequence[Any], wire: Wire
 ) -> None:
-    """Fills the message in place with the rows of all parts, as one sequence."""
+    """Fills the message in place with all parts: with documents, or with rows as one sequence."""
+    if isinstance(parts[0], Documents):
+        for part in parts:
+            fill_texts("texts", request.text.texts, part.texts)
+        if parts[0].truncate is not None:
+            request.text.truncate = bool(parts[0].truncate)
+        return
     keys, values, masks = zip(*parts, strict=True)
     fill_vectors(request.key, vectors("key", np.concatenate(keys)), wire)
     if values[0] is not None:
@@ -68,6 +118,8 @@ def fill_rows(
 
 class Context:
     """Key and value rows that a server has projected and stored, to which calls attend without sending them.
+
+    Of a multi-vector encoder, documents, with which `rerank` compares queries: what follows holds for them.
 
     The server removes a context that expires or whose memory it needs, and neither a restarted server nor
     another replica has it. A call that finds so puts the rows again by itself and is repeated, once, or until
@@ -81,7 +133,9 @@ class Context:
         id: The same on every server for the same model, rows, mask and order of appends.
         model_name: Name of the model.
         model_version: Version of the model.
-        rows: Number of rows that may be attended to, without those that a mask hides.
+        rows: Number of rows that may be attended to, without those that a mask hides; of documents, of their
+            token vectors.
+        documents: Number of documents; 0 for rows.
         bytes: Memory that it takes on the server.
         expires_at: When the server removes it, in UTC.
         shared: Whether callers with other identities may use it.
@@ -91,7 +145,7 @@ class Context:
         self,
         connection: Any,
         options: RequestOptions,
-        rows: Sequence[Rows] = (),
+        rows: Sequence[Part] = (),
         *,
         ttl: int = 0,
         shared: bool = False,
@@ -112,30 +166,37 @@ class Context:
         self.model_name = stored.model_name
         self.model_version = stored.model_version
         self.rows = stored.rows
+        self.documents = stored.documents
         self.bytes = stored.bytes
         self.expires_at = datetime.fromtimestamp(stored.expires_at, UTC)
         self.shared = stored.shared
 
     def append(
         self,
-        key: Arrays,
+        key: Arrays | None = None,
         value: Arrays | None = None,
         *,
+        texts: Texts | None = None,
+        truncate: bool | None = None,
         mask: Arrays | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Appends rows: this object then stands for the longer context, which has another id.
+        """Appends rows or documents: this object then stands for the longer context, which has another id.
 
         Args:
             key: Further key rows, (T, d).
             value: Further value rows, for models that separate them from the key.
+            texts: Further documents, in place of rows.
+            truncate: As in `AttentionClient.context`.
             mask: Booleans (T,): False hides a row from every query.
             timeout: Seconds; None means the client's timeout.
 
         Raises:
             AttentionClientError: The call failed, and this object is unchanged.
         """
-        return self._connection._run(self._append(key, value, mask, timeout))
+        return self._connection._run(
+            self._append(read_parts(key, value, mask, texts, truncate=truncate), timeout)
+        )
 
     def drop(self, *, timeout: float | None = None) -> Any:
         """Removes the context from the server, unless it is gone already. It is not put again."""
@@ -153,7 +214,7 @@ class Context:
     async def __aexit__(self, *_: object) -> None:
         await self.drop()
 
-    async def _put(self, timeout: float | None, *further: Rows) -> None:
+    async def _put(self, timeout: float | None, *further: Part) -> None:
         """Puts all rows, and further ones: as one sequence or, if that is too long, as they were appended."""
         first, *appended = parts = [*self._rows, *further]
         try:
@@ -197,19 +258,17 @@ class Context:
                 error = again
         raise error
 
-    async def _append(
-        self, key: Arrays, value: Arrays | None, mask: Arrays | None, timeout: float | None
-    ) -> None:
-        rows = read_rows(key, value, mask)
+    async def _append(self, parts: Sequence[Part], timeout: float | None) -> None:
         async with self._lock:
-            try:
-                self._update(await self._ask("AppendContext", [rows], timeout, id=self.id))
-            except NotFoundError as error:
-                if error.reason != LOST or not self._rows:
-                    raise
-                await self._put(timeout, rows)
-            if self._rows:
-                self._rows.append(rows)
+            for part in parts:
+                try:
+                    self._update(await self._ask("AppendContext", [part], timeout, id=self.id))
+                except NotFoundError as error:
+                    if error.reason != LOST or not self._rows:
+                        raise
+                    await self._put(timeout, part)
+                if self._rows:
+                    self._rows.append(part)
 
     async def _drop(self, timeout: float | None) -> None:
         async with self._lock:
@@ -220,13 +279,13 @@ class Context:
             if error.reason != LOST:
                 raise
 
-    async def _ask(self, method: str, parts: Sequence[Rows], timeout: float | None, **fields: Any) -> Any:
+    async def _ask(self, method: str, parts: Sequence[Part], timeout: float | None, **fields: Any) -> Any:
         """The context of the response, if the method's has one."""
         model = {"model_name": self._options.model, "model_version": self._options.version}
         request = getattr(pb, f"{method}Request")(**model, **fields)
         if parts:
             request.ttl_seconds = self._ttl
-            fill_rows(request, parts, self._options.wire)
+            fill_parts(request, parts, self._options.wire)
         return await self._connection._ask(
             method, request, lambda response: getattr(response, "context", None), timeout
         )

@@ -15,11 +15,12 @@ from attention_client._calls.arrays import as_array, as_integers, items_of, spli
 from attention_client._calls.attention import (
     EncodedCall,
     fill_text_options,
-    fill_texts,
     request_of,
     result_of,
+    with_context,
 )
-from attention_client._calls.sequences import InputForm, integers, texts
+from attention_client._calls.contexts import Context
+from attention_client._calls.sequences import InputForm, fill_texts, integers, texts
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
     MAX_INDEX,
@@ -154,9 +155,16 @@ def encode_scores(
 
 
 def encode_rerank(
-    options: RequestOptions, query: str, documents: Texts, top_n: int | None, **text_options: Any
+    options: RequestOptions,
+    query: str,
+    documents: Texts | None,
+    top_n: int | None,
+    context: Context | str | None = None,
+    **text_options: Any,
 ) -> EncodedCall[list[Ranking]]:
-    """Encodes a call for the rankings of documents. `text_options` are those of `fill_text_options`.
+    """Encodes a call for the rankings of documents, or of those of a context.
+
+    `text_options` are those of `fill_text_options`.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or value.
@@ -164,8 +172,11 @@ def encode_rerank(
     if not isinstance(query, str):
         raise invalid("query", "a str", type_name(query))
     most = None if top_n is None else whole_number("top_n", top_n, 1, MAX_INDEX)
-    _, second = texts("texts", documents)
-    call = encode_scores(options, [query] * len(second), second, **text_options)
+    if (documents is None) == (context is None):
+        actual = "neither" if context is None else "both"
+        raise invalid("texts", "texts or a context", actual)
+    second = None if documents is None else texts("texts", documents)[1]
+    call = encode_scores(options, [query] * len(second or [query]), second, **text_options)
 
     def decode(responses: Sequence[pb.AttendResponse]) -> list[Ranking]:
         rows = call.decoder(responses)
@@ -174,7 +185,8 @@ def encode_rerank(
         order = np.argsort(-rows[:, 0], kind="stable")[:most]
         return [Ranking(int(index), float(rows[index, 0])) for index in order]
 
-    return EncodedCall(call.requests, decode)
+    rankings = EncodedCall(call.requests, decode)
+    return rankings if context is None else with_context(rankings, context)
 
 
 def _warn(responses: Sequence[pb.AttendResponse], *, warns: bool) -> None:
@@ -194,6 +206,8 @@ def _decode(responses: Sequence[pb.AttendResponse], requests: Sequence[pb.Attend
         vectors, expected = response.context_vectors, [1] * _count(request)
         if request.embedding.HasField("spans"):
             expected = list(request.embedding.spans.lengths)
+        if request.context_id:  # only the server knows how many documents it has
+            expected = list(vectors.lengths)
         flat = widen(vectors.data_type, vectors.data)
         width = -(-vectors.width // 8) if vectors.data_type == pb.DATA_TYPE_BITS else vectors.width
         if list(vectors.lengths) != expected or flat.size != sum(expected) * width:

@@ -5,7 +5,7 @@ rows, Tk key rows and H heads. Token ids and positions have no d.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -112,6 +112,18 @@ def texts(field: str, value: str | Texts) -> tuple[InputForm, tuple[str, ...]]:
     if not items:
         raise invalid(field, "at least one text", "an empty list")
     return InputForm.LIST, tuple(items)
+
+
+def fill_texts(field: str, target: MutableSequence[str], strings: Sequence[str]) -> None:
+    """Adds texts to a repeated field of a message.
+
+    Raises:
+        InvalidArgumentError: A text contains a surrogate without its other half.
+    """
+    try:
+        target.extend(strings)
+    except UnicodeEncodeError as error:
+        raise invalid(field, "text that UTF-8 can encode", error) from None
 
 
 def _read(

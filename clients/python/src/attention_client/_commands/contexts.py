@@ -47,7 +47,7 @@ def list_(session: Session, *, model: Model, version: ModelVersion = "") -> None
     if session.json:
         print_json(listing)
     else:
-        rows = [["ID", "VERSION", "ROWS", "BYTES", "EXPIRES", "SHARED"]]
+        rows = [["ID", "VERSION", "ROWS", "DOCUMENTS", "BYTES", "EXPIRES", "SHARED"]]
         rows += [[str(value) for name, value in values.items() if name != "model_name"] for values in listing]
         typer.echo(table(rows), nl=False)
 
