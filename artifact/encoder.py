@@ -142,7 +142,10 @@ def tolerance_of(output: str, outputs: Container[str], tolerance: Tolerance) -> 
     """The tolerance of an output: of logits beside scores, with four times the absolute difference.
 
     The slope of a sigmoid is 1/4 at most, so that logits differ by four times as much as scores, and more.
+    Weights of tokens have no cosine: a text may have a single token, whose weight may be 0.
     """
+    if output == TOKEN_WEIGHTS:
+        return tolerance.model_copy(update={"cosine": None})
     return tolerance.scaled(4) if output == LOGITS and SCORES in outputs else tolerance
 
 
@@ -166,37 +169,40 @@ def quantise(embeddings: NDArray[Any], data_type: str, largest: float) -> NDArra
     return integers if data_type == "INT8" else integers.view(np.uint8) + np.uint8(LARGEST_INTEGER + 1)
 
 
-def select_weights(weights: NDArray[Any], facts: SparseFacts, most: int = 0) -> NDArray[np.intp]:
-    """The token ids, ascending, of a sparse embedding that is a weight of each token id (V,).
+def select_weights(
+    ids: NDArray[Any], weights: NDArray[Any], facts: SparseFacts, most: int = 0
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The token ids and weights of a sparse embedding.
 
     Args:
-        weights: 0 for most ids.
+        ids: Token ids (n,), ascending.
+        weights: Their weights (n,), some of which may be 0.
         facts: Those of the model.
         most: Number of weights that stay: the largest by their absolute values, and of equal ones those of
             the lowest ids. 0 for all. NaN counts as the largest value, so that it is not lost.
     """
-    (ids,) = np.nonzero(weights)
+    is_kept = weights != 0
     if facts.hidden_ids:
-        ids = ids[~np.isin(ids, facts.hidden_ids)]
+        is_kept &= ~np.isin(ids, facts.hidden_ids)
+    ids, weights = ids[is_kept], weights[is_kept]
     if not 0 < most < len(ids):
-        return ids
-    sizes = np.abs(weights[ids])
+        return ids, weights
+    sizes = np.abs(weights)
     sizes[np.isnan(sizes)] = np.inf
     least = np.partition(sizes, -most)[-most]
     is_kept = sizes > least
     (equal,) = np.nonzero(sizes == least)
     is_kept[equal[: most - np.count_nonzero(is_kept)]] = True
-    largest: NDArray[np.intp] = ids[is_kept]
-    return largest
+    return ids[is_kept], weights[is_kept]
 
 
-def largest_weights(weights: NDArray[Any], ids: NDArray[Any], width: int) -> NDArray[Any]:
-    """The weight of each token id (width,): the largest of those (T,) of its tokens, 0 without one."""
-    largest = np.zeros(width, weights.dtype)
-    largest[ids] = -np.inf
+def largest_weights(ids: NDArray[Any], weights: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The token ids (n,) of some tokens, ascending, and for each the largest of its tokens' weights (T,)."""
+    distinct, places = np.unique(ids, return_inverse=True)
+    largest = np.full(len(distinct), -np.inf, weights.dtype)
     with np.errstate(invalid="ignore"):  # NaN, which stays
-        np.maximum.at(largest, ids, weights)
-    return largest
+        np.maximum.at(largest, places, weights)
+    return distinct, largest
 
 
 def has_vectors(ids: NDArray[Any], facts: LateInteractionFacts, kind: str) -> NDArray[np.bool_]:

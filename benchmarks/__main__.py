@@ -15,7 +15,7 @@ from rich.table import Table
 
 from attention_serving.export.verify import read_help
 from attention_serving.server.engine.run.provider import Provider, ProviderError
-from benchmarks import report, run
+from benchmarks import late_interaction, report, run
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
 from benchmarks.cuda.settings import Settings
@@ -216,6 +216,37 @@ def compare(
             systems = [Served(name, *server, api, generator, window) for name, server in servers.items()]
             contest(table, cell, systems, rounds)
         console.print(table)
+
+
+@app.command("maxsim")
+@read_help
+def measure_maxsim(
+    repository: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
+    *,
+    model: str = "colbert",
+    documents: Annotated[int, typer.Option(min=1)] = 1000,
+    tokens: Annotated[int, typer.Option(min=2)] = 180,
+    query_tokens: Annotated[int, typer.Option(min=2)] = 32,
+    rounds: Annotated[int, typer.Option(min=1)] = 25,
+    cache: Path = CACHE,
+) -> None:
+    """Compare a query with stored documents, by a server and by NumPy in this process, in turn.
+
+    Options:
+        repository: Model repository.
+        model: Name of a multi-vector encoder.
+        documents: Number of documents.
+        tokens: Tokens of each document, if the model takes so many.
+        query_tokens: Tokens of the query.
+        rounds: Calls of each.
+        cache: Folder of the server's log.
+    """
+    log = (cache / "work/maxsim.log").resolve()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with report_failures(), serving(repository, log) as server:
+        times = late_interaction.compare(server.target, model, documents, tokens, query_tokens, rounds)
+        console.print(", ".join(f"{name} {milliseconds:.1f} ms" for name, milliseconds in times.items()))
+        console.print(f"the server has {times['numpy'] / times['server']:.2f} of NumPy's rate")
 
 
 def contest(table: Table, cell: Cell, systems: Sequence[Served], rounds: int) -> None:

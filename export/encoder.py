@@ -13,6 +13,7 @@ from attention_serving.artifact.encoder import (
     CONTEXT_VECTORS,
     EMBEDDING,
     LOGITS,
+    NO_QUERY,
     SCORES,
     SPARSE_EMBEDDING,
     TOKEN_WEIGHTS,
@@ -32,12 +33,13 @@ from attention_serving.artifact.manifest import (
     Cost,
     GraphKind,
 )
+from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Reference
 from attention_serving.export.precision import ENCODER_TOLERANCES, INT8_SCORES, Precision
 from attention_serving.export.reference import compare_pairs, compare_texts
 from attention_serving.export.signature import QUERY_AXIS, ExportSpec, Signature, tensor
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
-from attention_serving.model.text_heads import expansion_token
+from attention_serving.model.text_heads import expansion_token, kind_lengths
 from attention_serving.model.text_module import vocabulary_size
 
 TOKEN_IDS: Final = "token_ids"  # noqa: S105 - the name of an input
@@ -65,11 +67,13 @@ def encoder_spec(
 
     Raises:
         ExportError: The tokenizer that would be served gives a text other ids than the library.
-        ValueError: A number of dimensions is not below the width of an embedding.
+        ValueError: A number of dimensions is not below the width of an embedding, or there are none.
     """
     library, config = encoder.library, encoder.model.config
     ids = torch.zeros(1, COUNTED[0], dtype=torch.int64)
     is_dense, logits = encoder.head == "dense", 0
+    if dimensions and not is_dense:
+        raise ValueError(f"dimensions={dimensions[0]}: the folder has no dense embeddings to shorten")
     with torch.inference_mode():
         result, rows, *_ = encoder(ids, return_tokens=encoder.has_tokens)
     if encoder.head == "tokens":
@@ -162,22 +166,20 @@ def _late_interaction_facts(encoder: TextEncoder) -> LateInteractionFacts | None
 
 def _query_facts(encoder: TextEncoder) -> dict[str, Any]:
     """How queries become token ids, and the limits of kinds of texts, where they differ from other texts."""
-    query, limits = QueryFacts(), dict[str, int | None]()
+    query, limits = NO_QUERY, dict[str, int | None]()
+    most = encoder.max_tokens or sys.maxsize
     if encoder.query_weights is not None:
         query = QueryFacts(adds_special=False)
         limits["query"] = encoder.library[0].sub_modules["query"][0].tokenizer.model_max_length
     if encoder.head == "tokens":
         transformer = encoder.library[0]
-        expansion, limits["query"] = transformer.query_expansion, transformer.query_length
-        limits["document"] = transformer.document_length
-        if expansion is not None:
-            length, token = expansion["length"], expansion_token(transformer) or 0
-            if encoder.hidden_token is not None:
-                token = encoder.token_bound - 1
-            query = QueryFacts(expansion_id=token, expanded_length=length)
-            is_fixed, most = expansion["strategy"] == "fixed", limits["query"]
-            limits["query"] = length if is_fixed else most and max(most, length)
-    most = encoder.max_tokens or sys.maxsize
+        limits, token = kind_lengths(transformer), expansion_token(transformer)
+        if token is not None:
+            length = transformer.query_expansion["length"]
+            if length > most:
+                raise ExportError(f"query_expansion has a length of {length} tokens; the model takes {most}")
+            expansion_id = token if encoder.hidden_token is None else encoder.token_bound - 1
+            query = QueryFacts(expansion_id=expansion_id, expanded_length=length)
     return {
         "query": query,
         "token_limits": {kind: limit for kind, limit in limits.items() if limit is not None and limit < most},

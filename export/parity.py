@@ -260,7 +260,7 @@ class GraphRunner:
         error = max(self._tolerance.error(*pair) for pair in pairs.values())
         passed = all(tolerance_of(name, pairs, self._tolerance).holds(*pair) for name, pair in pairs.items())
         if SPARSE_EMBEDDING in names and self._tolerance.cosine is None:
-            passed = passed and _has_same_top(*pairs[SPARSE_EMBEDDING], self._tolerance)
+            passed = passed and has_same_top(*pairs[SPARSE_EMBEDDING], self._tolerance)
         cosine, head = None, next((name for name in HEADS if name in names), CONTEXT_VECTORS)
         if head in names and (text is not None or head != CONTEXT_VECTORS):
             cosine = float(cosines(*pairs[head]).min())
@@ -319,7 +319,7 @@ class GraphRunner:
             return False
 
 
-def _has_same_top(values: NDArray[Any], eager: NDArray[Any], tolerance: Tolerance) -> bool:
+def has_same_top(values: NDArray[Any], eager: NDArray[Any], tolerance: Tolerance) -> bool:
     """Whether the ids of the largest weights of sparse embeddings (B, V) are the same.
 
     Rows whose last weight among them and next one differ by no more than the tolerance are not compared.

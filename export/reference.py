@@ -20,6 +20,7 @@ from attention_serving.artifact.encoder import (
     SPARSE_EMBEDDING,
     TOKEN_WEIGHTS,
     EncoderFacts,
+    has_vectors,
 )
 from attention_serving.artifact.golden import Arrays, GoldenCase, text_inputs, token_inputs
 from attention_serving.artifact.manifest import GraphKind
@@ -62,7 +63,9 @@ def compare_texts(
         is_plain = encoder.library is None
         reference = Reference.TRANSFORMERS if is_plain else Reference.SENTENCE_TRANSFORMERS
     if reference is Reference.TRANSFORMERS and encoder.head != "dense":
-        raise ExportError("--reference transformers: the folder needs sentence-transformers")
+        raise ExportError(
+            "--reference transformers has only dense embeddings, which the folder does not have"
+        )
     encode = token_inputs(
         encoder.tokenizer, ["token_ids"], encoder.max_tokens, encoder.reader.truncation_side, facts
     )
@@ -81,9 +84,7 @@ def _compare_kind(
     """Compares the texts as those of one kind; see `compare_texts`."""
     texts, is_query = [*_texts(encoder)], kind == "query"
     encode = partial(encode, is_query=is_query)
-    served = [
-        _check_ids(encode, text, theirs=[_library_ids(encoder, facts, text, kind)])[0] for text in texts
-    ]
+    served = [_check_ids(encode, text, theirs=[_library_ids(encoder, text, kind)])[0] for text in texts]
     if reference is Reference.NONE:
         return []
     embedded = {text: ids for text, ids in zip(texts, served, strict=True) if 0 < len(ids) <= MOST_TOKENS}
@@ -110,17 +111,16 @@ def _outputs(facts: EncoderFacts, row: Any, ids: list[int], kind: Kind) -> Array
     """
     if facts.embedding_width:
         return {EMBEDDING: row[np.newaxis]}
-    if facts.sparse is not None and (kind != "query" or facts.query.adds_special):
+    if facts.late_interaction is not None:
+        count, is_kept = len(ids), has_vectors(np.array(ids), facts.late_interaction, kind or "")
+        if not np.array_equal(row["attention_mask"][:count].bool().numpy(), is_kept):
+            raise ExportError(f"the library has vectors of other tokens of the token ids {str(ids)[:100]}")
+        return {CONTEXT_VECTORS: row["token_embeddings"][np.newaxis, :count].numpy()}
+    if kind != "query":
         return {SPARSE_EMBEDDING: row[np.newaxis]}
-    if facts.sparse is not None:
-        if not set(np.flatnonzero(row)) <= set(ids):
-            raise ExportError("the library weighs token ids of a query that it does not have")
-        return {TOKEN_WEIGHTS: row[np.newaxis, ids]}
-    count, late = len(ids), facts.late_interaction
-    skipped = late.skipped_ids if late is not None and kind in late.skipped_kinds else ()
-    if row["attention_mask"][:count].bool().tolist() != [token not in skipped for token in ids]:
-        raise ExportError(f"the library returns vectors of other tokens for the token ids {str(ids)[:100]}")
-    return {CONTEXT_VECTORS: row["token_embeddings"][np.newaxis, :count].numpy()}
+    if not set(np.flatnonzero(row)) <= set(ids):
+        raise ExportError(f"the library weighs other token ids of a query than {str(ids)[:100]}")
+    return {TOKEN_WEIGHTS: row[np.newaxis, ids]}
 
 
 def compare_pairs(classifier: TextClassifier, reference: Reference | None = None) -> Comparison:
@@ -184,14 +184,14 @@ def _check_ids(encode: Callable[..., Arrays], *texts: str, theirs: list[list[int
     return ours
 
 
-def _library_ids(encoder: TextEncoder, facts: EncoderFacts, text: str, kind: Kind) -> list[int]:
-    """The token ids of a text as one of a kind; tokens that others do not attend to have the id of those."""
+def _library_ids(encoder: TextEncoder, text: str, kind: Kind) -> list[int]:
+    """The token ids of a text as one of a kind; those that others do not attend to are the last id."""
     if encoder.library is not None:
         inputs = encoder.library.preprocess([text], **({"task": kind} if kind else {}))
         ids = inputs["input_ids"][0]
         if "query_expansion_positions" in inputs:
             added = inputs["query_expansion_positions"][0] & (inputs["attention_mask"][0] == 0)
-            ids = ids.masked_fill(added, facts.query.expansion_id)
+            ids = ids.masked_fill(added, encoder.token_bound - 1)
         return list(map(int, ids))
     return list(encoder.reader(text, truncation=encoder.max_tokens is not None)["input_ids"])
 

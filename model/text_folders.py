@@ -5,7 +5,7 @@ downloaded, and code that a folder brings along runs only if the caller trusts i
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from attention_serving.model.config import POOLINGS
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
 from attention_serving.model.text_heads import (
     expansion_token,
+    kind_lengths,
     read_query_weights,
     read_token_heads,
     sparse_modules,
@@ -140,7 +141,7 @@ def _read_sentence_encoder(folder: Path, options: dict[str, Any], *, pooling: st
     """The encoder of a folder of sentence-transformers."""
     import sentence_transformers  # noqa: PLC0415 - takes seconds
     from sentence_transformers.base.modules import Router  # noqa: PLC0415
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
+    from sentence_transformers.sentence_transformer.modules import Transformer  # noqa: PLC0415
 
     if pooling:
         raise CheckpointError(f"pooling {pooling!r}: the folder states its own")
@@ -159,28 +160,39 @@ def _read_sentence_encoder(folder: Path, options: dict[str, Any], *, pooling: st
     transformer, *after = modules
     if not isinstance(transformer, Transformer):
         raise CheckpointError(f"{MODULES}: {type(transformer).__name__} cannot be the first module")
-    poolings = [module for module in after if isinstance(module, Pooling)]
-    if any(library.prompts.values()) and not all(module.include_prompt for module in poolings):
-        raise CheckpointError("include_prompt: false is not supported for a model with prompts")
-    modes: list[str] = []
-    for module in poolings:
-        modes += [module.pooling_mode] if isinstance(module.pooling_mode, str) else module.pooling_mode
+    modes = _pooling_modes(library, after)
+    if kind != DENSE:
+        after = (sparse_modules if kind == SPARSE else token_modules)(transformer, after)
     uses_own = not modes and kind != MULTI_VECTOR
     model = _with_all_weights(transformer.auto_model, path, options, uses_own=uses_own)
     reader = transformer.tokenizer
     if kind == SPARSE:
-        weights = None if queries is None else read_query_weights(queries, reader)
-        after = sparse_modules(transformer, after)
+        weights = None if queries is None else read_query_weights(queries, reader, model)
         return TextEncoder(model, after, reader, (), library, head="sparse", query_weights=weights)
     if kind == MULTI_VECTOR:
-        token, after = expansion_token(transformer), token_modules(transformer, after)
-        is_hidden = token is not None and not transformer.query_expansion["attend"]
-        hidden = token if is_hidden else None
+        token = expansion_token(transformer)
+        hidden = None if token is None or transformer.query_expansion["attend"] else token
+        # Lengths of kinds of texts take precedence over that of the tokenizer.
+        lengths = filter(None, (library.max_seq_length, *kind_lengths(transformer).values()))
+        library.max_seq_length = max(lengths, default=None)
         return TextEncoder(model, after, reader, (), library, head="tokens", hidden_token=hidden)
     names = {theirs: ours for ours, theirs in POOLINGS.items()}
     kinds = tuple(names[mode] for mode in modes) or (OWN_POOLING,)
     heads = read_token_heads(folder, model)
     return TextEncoder(model, after, library.tokenizer, kinds, library, token_heads=heads)
+
+
+def _pooling_modes(library: Any, modules: Iterable[Any]) -> list[str]:
+    """How the modules of a library pool token vectors, in its words."""
+    from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: PLC0415 - takes seconds
+
+    poolings = [module for module in modules if isinstance(module, Pooling)]
+    if any(library.prompts.values()) and not all(module.include_prompt for module in poolings):
+        raise CheckpointError("include_prompt: false is not supported for a model with prompts")
+    modes: list[str] = []
+    for module in poolings:
+        modes += [module.pooling_mode] if isinstance(module.pooling_mode, str) else module.pooling_mode
+    return modes
 
 
 def _read_plain_encoder(folder: Path, options: dict[str, Any], *, pooling: str) -> TextEncoder:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attention_serving.model.checkpoints import CheckpointError
 from attention_serving.model.checkpoints.files import read_json
-from attention_serving.model.text_module import fast_tokenizer
+from attention_serving.model.text_module import fast_tokenizer, vocabulary_size
 
 ROUTES: Final = "router_config.json"
 # Files of BGE-M3 beside its dense encoder, and how many columns they make of a token vector if that is fixed.
@@ -95,12 +95,15 @@ def split_routes(library: Any, folder: Path) -> tuple[Any, list[Any], Path]:
     return routes["query"][0], [*routes["document"]], path
 
 
-def read_query_weights(queries: Any, reader: Any) -> Tensor:
+def read_query_weights(queries: Any, reader: Any, model: Any) -> Tensor:
     """The weights (V,) of the token ids of queries.
 
     Raises:
-        CheckpointError: Queries have other token ids than documents.
+        CheckpointError: Queries have other token ids than documents, which are those of a model.
     """
+    count, expected = len(queries.weight), vocabulary_size(model)
+    if count != expected:
+        raise CheckpointError(f"queries have weights of {count} token ids, documents of {expected}")
     if fast_tokenizer(queries.tokenizer).to_str() != fast_tokenizer(reader).to_str():
         raise CheckpointError("the tokenizer of queries is another one than that of documents")
     weights: Tensor = queries.weight.detach().float()
@@ -148,6 +151,15 @@ def expansion_token(transformer: Any) -> int | None:
     return int(reader.eos_token_id if reader.mask_token_id is None else reader.mask_token_id)
 
 
+def kind_lengths(transformer: Any) -> dict[str, int | None]:
+    """By kind of texts, the largest number of tokens; None for that of the model."""
+    expansion, most = transformer.query_expansion, transformer.query_length
+    if expansion is not None:
+        is_fixed = expansion["strategy"] == "fixed"
+        most = expansion["length"] if is_fixed else most and max(most, expansion["length"])
+    return {"query": most, "document": transformer.document_length}
+
+
 def read_token_heads(folder: Path, model: Any) -> dict[str, nn.Linear]:
     """The layers of BGE-M3 that make a weight and a vector of each token vector; empty without their files.
 
@@ -167,7 +179,10 @@ def read_token_heads(folder: Path, model: Any) -> dict[str, nn.Linear]:
 
 def _read_linear(path: Path, width: int, columns: int | None) -> nn.Linear:
     """A linear layer of token vectors of a width, of a file with its weight (columns, width) and bias."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the library raises many types, and advises to trust the file
+        raise CheckpointError(f"{path.name}: is not a file of tensors only") from error
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()} if isinstance(state, dict) else {}
     columns = columns or next(iter(shapes.get("weight", ())), 0)
     if not columns or shapes != {"weight": (columns, width), "bias": (columns,)}:

@@ -27,7 +27,8 @@ WEIGHTS = arrays(np.float32, WIDTH, elements=st.integers(-4, 4).map(float))
 
 @given(WEIGHTS, st.integers(1, WIDTH + 3))
 def test_the_largest_weights_are_those_of_the_library(weights: np.ndarray, most: int) -> None:
-    ids = select_weights(weights, FACTS, most)
+    ids, values = select_weights(np.arange(WIDTH), weights, FACTS, most)
+    assert_array_equal(values, weights[ids])
     selected = select_max_active_dims(torch.from_numpy(weights)[None], most)[0].numpy()
     # Which of equal ones the library selects is not defined: here, those of the lowest ids.
     assert sorted(np.abs(weights[ids])) == sorted(np.abs(selected[selected != 0]))
@@ -38,13 +39,16 @@ def test_the_largest_weights_are_those_of_the_library(weights: np.ndarray, most:
 def test_hidden_ids_have_no_weight_and_nan_is_not_lost() -> None:
     weights = np.array([1, np.nan, 3, 0, 2, -4], np.float32)
     facts = SparseFacts(width=6, hidden_ids=(2,))
-    assert select_weights(weights, facts).tolist() == [0, 1, 4, 5]
-    assert [select_weights(weights, facts, most).tolist() for most in (1, 2, 3)] == [[1], [1, 5], [1, 4, 5]]
+    expected = {0: [0, 1, 4, 5], 1: [1], 2: [1, 5], 3: [1, 4, 5]}
+    for most, ids in expected.items():
+        assert select_weights(np.arange(6), weights, facts, most)[0].tolist() == ids
 
 
 def test_a_token_id_has_the_largest_weight_of_its_tokens() -> None:
     ids, weights = np.array([4, 2, 4, 0, 2, 5]), np.array([1, -2, 3, np.nan, -1, 0], np.float32)
-    assert_array_equal(largest_weights(weights, ids, 7), [np.nan, 0, -1, 0, 3, 0, 0])
+    distinct, largest = largest_weights(ids, weights)
+    assert distinct.tolist() == [0, 2, 4, 5]
+    assert_array_equal(largest, [np.nan, -1, 3, 0])
 
 
 @pytest.mark.parametrize(

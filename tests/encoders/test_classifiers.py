@@ -283,7 +283,7 @@ def test_the_command_line_and_the_block_of_the_page(
     arguments = ["rerank", "--server", server.target, "--model", RERANKER, QUERY, *DOCUMENTS[:2], "--top=1"]
     best = max(0, 1, key=lambda at: SCORES[at])
     assert CliRunner().invoke(app, arguments).stdout == f"{SCORES[best]:.4f}  {DOCUMENTS[best]}\n"
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rerankers.md").read_text(), re.DOTALL)
+    block, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rerankers.md").read_text(), re.DOTALL)
     (tmp_path / "block.py").write_text(block.replace("127.0.0.1:8001", server.target))
     runpy.run_path(str(tmp_path / "block.py"))
     assert capsys.readouterr().out.endswith("\n(1, 1)\n")

@@ -19,6 +19,7 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1 import attention_pb2_grpc
 from attention_serving.server.api.attention.requests import encoder_outputs
+from attention_serving.server.engine.errors import LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Request
@@ -42,7 +43,7 @@ from tests.support.artifacts import cached_repositories
 # Queries without special tokens need words.
 TEXTS = [text for text in ALL_TEXTS if text]
 LONG = "life is short. " * 60
-KINDS = ("", "query", "document")
+KINDS, LIMITS = ("", "query", "document"), Limits()
 UNKNOWN = SPECIAL.index("<unk>")
 Vectors = NDArray[np.float32]
 
@@ -345,7 +346,9 @@ def test_outputs_by_name_are_those_of_the_graphs(running: Running) -> None:
     assert (status, error[:46]) == (400, "outputs: has token_weights, which this request")
 
 
-def request_for(running: Running, name: str, kind: str = "", most: int = 0) -> Request:
+def request_for(
+    running: Running, name: str, kind: str = "", most: int = 0, limits: Limits = LIMITS
+) -> Request:
     """A validated request for sparse embeddings of the texts."""
     (model,) = [each for each in running.served.engine.repository.loaded_models if each.name == name]
     outputs = encoder_outputs(request_of(name, TEXTS, kind, sparse=pb.SparseOptions(top_k=most)), model)
@@ -353,7 +356,7 @@ def request_for(running: Running, name: str, kind: str = "", most: int = 0) -> R
     decoded = DecodedRequest(
         texts=tuple(TEXTS), input_kind=kind, encoder_outputs=outputs, output_names=outputs.names
     )
-    return validate(tokenize_texts(decoded, model, Limits()), model, Limits())
+    return validate(tokenize_texts(decoded, model, LIMITS), model, limits)
 
 
 @pytest.mark.parametrize(("name", "kind"), [(SPLADE, ""), (M3, "query")])
@@ -370,6 +373,8 @@ def test_a_result_holds_no_more_than_was_reserved(running: Running, name: str, k
         assert 0 < 2 * held <= request.plan.required_bytes
         if most:
             assert held <= 8 * most * len(TEXTS)
+    with pytest.raises(LimitExceededError, match=r"sparse: .* limit is 100; send fewer texts, or a top_k"):
+        request_for(running, name, kind, limits=Limits(max_result_bytes=100))
 
 
 def test_the_audit_compares_the_weights_of_all_token_ids(running: Running) -> None:

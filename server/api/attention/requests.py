@@ -86,8 +86,8 @@ def output_type(message: pb.AttendRequest) -> str:
     """
     data_type = message.output_data_type
     datatype = NAME_BY_ENUM.get(data_type, "") if data_type else "FP32"
-    others = message.return_weights or message.return_token_vectors
-    if datatype in QUANTISED and (others or not message.HasField("embedding")):
+    has_rows = message.return_weights or message.return_token_vectors
+    if datatype in QUANTISED and (has_rows or not message.HasField("embedding")):
         rule = f"{datatype} is for embeddings: the request must have `embedding`, and not "
         rule += "return_weights or return_token_vectors"
         raise InvalidRequestError("output_data_type", rule)
@@ -113,8 +113,8 @@ def encoder_outputs(message: pb.AttendRequest, model: LoadedModel) -> EncoderOut
     names, most = {ATTENTION_WEIGHTS} if message.return_weights else set[str](), None
     for field in fields or [TOKEN_VECTORS]:
         if field not in model.heads:
-            others = " or ".join(f"{other} for its {name}" for other, name in model.heads.items())
-            problem = f"model {model.name!r} has no {HEADS[field]}; send {others}"
+            advice = " or ".join(f"{other} for its {name}" for other, name in model.heads.items())
+            problem = f"model {model.name!r} has no {HEADS[field]}; send {advice}"
             raise InvalidRequestError(field, problem)
         if message.return_weights and fields != [EMBEDS] and fields:
             raise InvalidRequestError("return_weights", f"cannot be combined with {' and '.join(fields)}")

@@ -222,9 +222,11 @@ def tokenize_comparison(
         kinds += [kind] * len(places)
         ids.append(encoded.inputs[spec.name])
     lengths = [length for part in ids for length in part.lengths]
-    longest = max(lengths) if context is None else int(context.tensors[DOCUMENT_LENGTHS].max())
-    width = int(model.outputs[CONTEXT_VECTORS].axes[-1])
-    block = max(BLOCK_NUMBERS, longest * max(width, *ids[0].lengths))
+    counts = ids[-1].lengths if context is None else context.tensors[DOCUMENT_LENGTHS]
+    numbers = max(
+        int(model.outputs[CONTEXT_VECTORS].axes[-1]), *ids[0].lengths
+    )  # of a vector or its products
+    block = min(numbers * int(sum(counts)), max(BLOCK_NUMBERS, numbers * int(max(counts))))
     reservation.add(2 * THREADS * FLOAT_BYTES * block + 2 * size)
     pairs = list(zip(*sequences, strict=True))
     comparison = Comparison(

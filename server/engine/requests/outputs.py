@@ -49,8 +49,8 @@ SPANS: Final = "spans"
 DIMENSIONS: Final = "dimensions"
 NORMALISED: Final = "normalised"
 FLOAT_BYTES, SUM_BYTES = 4, 8
-# Of a weight with its token id, in a result and while they are selected.
-WEIGHT_BYTES, SELECTION_BYTES = 8, 32
+# Size of a weight with its token id, and what a selection of weights takes in relation to their output.
+WEIGHT_BYTES, SELECTION_FACTOR = 8, 8
 SPARSE_OUTPUTS: Final = (SPARSE_EMBEDDING, TOKEN_WEIGHTS)
 
 
@@ -76,8 +76,9 @@ def check_selection(
     if (outputs := decoded.encoder_outputs) is not None:
         specs = [spec for spec in model.manifest.graphs[kind].outputs if spec.name in outputs.names]
         size = sum(_kept_bytes(outputs, spec, plan) for spec in specs for plan in plans)
-        if model.encoder is not None and model.encoder.sparse is not None:  # of one sequence at a time
-            work = SELECTION_BYTES * model.encoder.sparse.width
+        weights = [spec for spec in specs if spec.name in SPARSE_OUTPUTS]
+        largest = [output_bytes(spec, plan.sizes) for spec in weights for plan in plans]
+        work = SELECTION_FACTOR * max(largest, default=0)  # of one sequence at a time
     if decoded.head_selection is not None and model.weights_output is not None:
         unselected = _unselected_heads(decoded.head_selection, model.weights_output, model.name)
         axes = model.weights_output.axes[-2:]
@@ -242,27 +243,28 @@ def is_pooled(decoded: DecodedRequest, model: LoadedModel) -> bool:
 
 
 def select_outputs(
-    outputs: Mapping[str, Array], wanted: EncoderOutputs, ids: Array, encoder: EncoderFacts
+    outputs: Mapping[str, Array], options: EncoderOutputs, ids: Array, encoder: EncoderFacts
 ) -> dict[str, Array]:
     """What a result has of the outputs of one text. What is large and not returned can be freed then.
 
     Args:
         outputs: The outputs of a graph, without padding.
-        wanted: What the result has.
+        options: What the result has.
         ids: The token ids (T,).
         encoder: The model.
     """
-    selected = {name: array for name, array in outputs.items() if name in wanted.names}
-    if wanted.most_weights is not None and (sparse := encoder.sparse) is not None:
+    selected = {name: array for name, array in outputs.items() if name in options.names}
+    if options.most_weights is not None and (sparse := encoder.sparse) is not None:
         if TOKEN_WEIGHTS in selected:
-            weights = largest_weights(selected.pop(TOKEN_WEIGHTS), ids, sparse.width)
+            indices, weights = largest_weights(ids, selected.pop(TOKEN_WEIGHTS))
         else:
-            weights = selected.pop(SPARSE_EMBEDDING)
-        indices = select_weights(weights, sparse, wanted.most_weights)
-        selected[SPARSE_INDICES] = indices.astype(np.uint32)
-        selected[SPARSE_VALUES] = weights[indices]
+            row = selected.pop(SPARSE_EMBEDDING)
+            (indices,) = np.nonzero(row)
+            weights = row[indices]
+        indices, weights = select_weights(indices, weights, sparse, options.most_weights)
+        selected[SPARSE_INDICES], selected[SPARSE_VALUES] = indices.astype(np.uint32), weights
     if CONTEXT_VECTORS in selected and (late_interaction := encoder.late_interaction) is not None:
-        is_kept = has_vectors(ids, late_interaction, wanted.kind)
+        is_kept = has_vectors(ids, late_interaction, options.kind)
         if not is_kept.all():
             selected[CONTEXT_VECTORS] = selected[CONTEXT_VECTORS][is_kept]
     return selected

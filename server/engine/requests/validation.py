@@ -16,6 +16,7 @@ from attention_serving.artifact.encoder import NO_QUERY
 from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, TensorSpec
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.facts import SPARSE
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import SPANS, check_selection, is_pooled, token_spans
@@ -40,9 +41,9 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         InvalidRequestError: The request is wrong; names the field at fault.
         LimitExceededError: The request or its result would be too large.
     """
-    pools, encoder = is_pooled(decoded, model), model.encoder
+    pools, encoder, options = is_pooled(decoded, model), model.encoder, decoded.encoder_outputs
     kind = _choose_graph(decoded, model, pools=pools)
-    if decoded.output_names and decoded.encoder_outputs is None:
+    if decoded.output_names and options is None:
         _check_output_names(decoded.output_names, model, kind)
     plans = [model.plan(kind, sizes) for sizes in _check_sequence_lengths(decoded, model, limits)]
     rows, lengths = dict[str, Array](), list[tuple[int, ...]]()
@@ -54,12 +55,14 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         spans_of_all = np.array([(0, plan.lengths[0]) for plan in plans], np.int64)
         decoded.spans = Ragged(spans_of_all, (1,) * len(plans))
     result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), plans)), 0
-    if decoded.dimensions or decoded.head_selection or decoded.offsets or decoded.encoder_outputs:
+    if any((decoded.dimensions, decoded.head_selection, decoded.spans, decoded.offsets, options)):
         result_bytes, work_bytes = check_selection(decoded, model, kind, plans, result_bytes)
     if result_bytes > (most_bytes := decoded.max_result_bytes or limits.max_result_bytes):
         field = model.inputs[0].name if decoded.spans is None else SPANS
         field = RETURN_WEIGHTS if decoded.return_weights else field
         problem = f"the result would be {result_bytes} bytes; the limit is {most_bytes}"
+        if options is not None and options.most_weights is not None:
+            field, problem = SPARSE, f"{problem}; send fewer texts, or a top_k"
         raise LimitExceededError(field, problem)
     largest = max(plans, key=attrgetter("run_bytes"))
     if (size := largest.run_bytes) > limits.max_run_bytes:
@@ -79,10 +82,9 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     )
     validated = plan.make_request(model, rows, decoded.deadline, decoded.caller)
     spans = [] if decoded.spans is None else split(decoded.spans.rows, decoded.spans.lengths)
-    wanted = decoded.encoder_outputs
     for sequence, mask, item, text_kind in zip_longest(validated.sequences, masks, spans, decoded.kinds):
         sequence.mask, sequence.spans, sequence.head_selection = mask, item, decoded.head_selection
-        sequence.encoder_outputs = wanted and (wanted._replace(kind=text_kind) if text_kind else wanted)
+        sequence.encoder_outputs = options and (options._replace(kind=text_kind) if text_kind else options)
     return validated
 
 

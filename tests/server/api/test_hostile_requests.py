@@ -73,8 +73,8 @@ def decode(
         outputs = attention.output_names(message, model)
         request, _ = attention.decode_named(parsed, model, outputs, allowance)
     else:
-        names = attention.map_fields_to_inputs(model)
-        request = attention.decode(parsed, names, allowance)
+        heads, names = attention.encoder_outputs(message, model), attention.map_fields_to_inputs(model)
+        request = attention.decode(parsed, names, allowance, heads)
         if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
             return None  # many texts are encoded on threads of their own
         request = tokenize_texts(request, model, limits)
