@@ -22,7 +22,7 @@ GROUPS = {
     "Encryption": "TlsFiles",
     "Stored contexts": "Context",
     "Requests of a stream": "AttendInputs TokenInputs TextInputs EmbeddingInputs",
-    "Results": "AttentionResult InferResult Ranking HeadSelection",
+    "Results": "AttentionResult Embeddings SparseVector InferResult Ranking HeadSelection",
     "Descriptions of models": "ModelInfo TensorInfo ParityInfo CostInfo EncoderInfo ClassifierInfo "
     "PatternInfo",
     "Warnings": "TextTruncatedWarning",

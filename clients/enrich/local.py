@@ -83,9 +83,8 @@ class LocalBackend:
         try:
             if 0 < len(texts) <= ENCODED_TOGETHER:
                 kind = options.input_kind or ""
-                return self._model.encode(
-                    texts, prompt=options.prompt, truncate=options.truncate, input_kind=kind
-                )
+                chosen = {"prompt": options.prompt, "truncate": options.truncate, "input_kind": kind}
+                return self._model.encode(texts, **chosen)
         except InvalidRequestError as error:
             if len(texts) == 1:
                 return [RefusedError(error.message, error.reason)], ()
@@ -121,7 +120,7 @@ class LocalBackend:
         """A result or an error of the engine in the terms of a job."""
         try:
             outputs = future.result().outputs
-            vectors = self._read_heads(outputs) if self._options.outputs else self._first(outputs)
+            vectors = self._read(outputs)
         except InvalidRequestError as error:
             raise RefusedError(error.message, error.reason) from error
         except EngineError as error:
@@ -133,10 +132,9 @@ class LocalBackend:
             vectors, weights, self.model.name, self.model.version, model_digest=self.model.digest
         )
 
-    def _first(self, outputs: Mapping[str, list[Array]]) -> list[Array]:
-        return self._in_output_type(next(iter(outputs.values())))
-
-    def _read_heads(self, outputs: Mapping[str, list[Array]]) -> Embeddings:
+    def _read(self, outputs: Mapping[str, list[Array]]) -> Any:
+        if self._options.outputs is None:
+            return self._in_output_type(next(iter(outputs.values())))
         dense, indices = outputs.get(EMBEDDING), outputs.get(SPARSE_INDICES)
         return Embeddings(
             dense=None if dense is None else self._in_output_type(dense),

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -109,21 +109,12 @@ class InProcessModel:
             raise ModelNotReadyError(str(error)) from error
         return cls(model, folder, runs, provider.runtime.limits)
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        *,
-        prompt: str | None = None,
-        truncate: bool | None = None,
-        input_kind: str = "",
-    ) -> tuple[list[Array], tuple[int, ...]]:
+    def encode(self, texts: Sequence[str], **options: Any) -> tuple[list[Array], tuple[int, ...]]:
         """Encodes texts on the thread of the caller, as a request with them would be encoded.
 
         Args:
             texts: The texts, at least one.
-            prompt: Name of the prompt that is put before each, empty for none; None for that of the model.
-            truncate: Whether one with too many tokens is cut; None for the setting of the model.
-            input_kind: What the texts are, as of a `DecodedRequest`.
+            **options: Those of texts of a `DecodedRequest`: `prompt`, `truncate` and `input_kind`.
 
         Returns:
             The token ids (T,) of each text, and the indices of the texts that were cut.
@@ -131,7 +122,7 @@ class InProcessModel:
         Raises:
             InvalidRequestError: A text or the prompt is refused; says which and why.
         """
-        decoded = DecodedRequest(texts=tuple(texts), prompt=prompt, truncate=truncate, input_kind=input_kind)
+        decoded = DecodedRequest(texts=tuple(texts), **options)
         encoded = tokenize_texts(decoded, self.model, self._limits)
         ids = encoded.inputs[self.inputs[0].name]
         return split(ids.rows, ids.lengths), encoded.truncated

@@ -1,4 +1,4 @@
-"""Dense embeddings, sparse embeddings and token vectors: `client.embed`, its command, and columns of tables."""
+"""Dense and sparse embeddings and token vectors: `client.embed`, its command, and columns of tables."""
 
 import asyncio
 import json

@@ -46,7 +46,7 @@ TOGETHER: Final[Mapping[str, Settings]] = {
 }
 
 
-SPLADE: Final = "SpladePooling"
+SPLADE, ACTIVATION = "SpladePooling", "activation_function"
 KINDS: Final[dict[str, Settings]] = {
     "queries are computed as documents": {"item": lambda item: ("document", item[1])},
     "documents are computed as queries": {"item": lambda item: ("query", item[1])},
@@ -80,14 +80,16 @@ def differences(library: Library) -> dict[str, Settings]:
     if library.output == "token_vectors":
         return {
             "token vectors are not normalised": {"normalised": False},
-            "the skip list is not applied": {"put": ("MultiVectorMask", "_skiplist_ids", None)},
-            "query expansion is missing": {"put": ("Transformer", "query_expansion", None)},
+            "the skip list is not applied": {"MultiVectorMask._skiplist_ids": None},
+            "query expansion is missing": {"Transformer.query_expansion": None},
             **KINDS,
             **changes,
         }
     modes = POOLINGS if library.pooling else ()
     normalisation = f"embeddings are{' not' * library.normalised} normalised"
-    pooling = {f"pooling is {mode} rather than {library.pooling}": {"pooling": mode} for mode in modes}
+    pooling = {
+        f"pooling is {mode} rather than {library.pooling}": {"Pooling.pooling_mode": mode} for mode in modes
+    }
     return pooling | changes | {normalisation: {"normalised": not library.normalised}}
 
 
@@ -96,20 +98,18 @@ def _sparse_differences(library: Library) -> dict[str, Settings]:
     changes: dict[str, Settings] = {}
     if pooling := library.modules.get("SpladePooling"):
         mode, other = pooling.pooling_strategy, {"max": "sum", "sum": "max"}[pooling.pooling_strategy]
-        changes[f"pooling is {other} rather than {mode}"] = {"put": (SPLADE, "pooling_strategy", other)}
+        changes[f"pooling is {other} rather than {mode}"] = {f"{SPLADE}.pooling_strategy": other}
         if pooling.activation_function == "relu":
-            change: Settings = {"put": (SPLADE, "activation_function", "log1p_relu")}
-            changes["weights are logarithms of the library's"] = change
+            changes["weights are logarithms of the library's"] = {f"{SPLADE}.{ACTIVATION}": "log1p_relu"}
         else:
-            changes["one of two logarithms is missing"] = {"put": (SPLADE, "activation_function", "relu")}
+            changes["one of two logarithms is missing"] = {f"{SPLADE}.{ACTIVATION}": "relu"}
         changes |= {"weights are without the logarithm": {"after": np.expm1}} if mode == "max" else {}
     if queries := library.modules.get("SparseStaticEmbedding"):
-        options = {"padding": True, "truncation": True, "return_tensors": "pt"}
 
-        def preprocess(inputs: list[str], **_: Any) -> dict[str, Any]:
-            return dict(queries.tokenizer(inputs, **options))
+        def preprocess(texts: list[str], **_: Any) -> dict[str, Any]:
+            return dict(queries.tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
 
-        changes["special tokens are kept"] = {"put": ("SparseStaticEmbedding", "preprocess", preprocess)}
+        changes["special tokens are kept"] = {"SparseStaticEmbedding.preprocess": preprocess}
     return changes | KINDS
 
 

@@ -93,13 +93,12 @@ class Library:
 
         Args:
             batches: Items that run together.
-            settings: What differs from the folder: `prompt`, a text; `pooling`; `normalised`; `activation`, a
+            settings: What differs from the folder: `prompt`, a text; `normalised`; `activation`, a
                 class of torch.nn; `add_special_tokens`, `max_length` and `padding_side` of the tokenizer's
                 call; its `truncation_side`; `normalizer`; `item`, a function of items; `overwrite`, a class
-                of modules, a feature that they read, and the value in its place; `put`, a class of modules,
-                an attribute, and its value; `precision`, a type of torch's; `dimensions`, the number of
-                leading elements of an embedding; `max_active_dims`, as of the library; `after`, a function of
-                rows.
+                of modules, a feature that they read, and the value in its place; `precision`, a type of
+                torch's; `dimensions`, the number of leading elements of an embedding; `max_active_dims`, as
+                of the library; `after`, a function of rows; and `CLASS.ATTRIBUTE` of modules.
         """
         import torch  # noqa: PLC0415
 
@@ -130,17 +129,15 @@ class Library:
         """The rows (B, d) of outputs; sparse embeddings may be weights by their token ids.
 
         Raises:
-            ValueError: A token id is not one of the model's, or rows of one width are not.
+            IndexError: A token id is not one of the model's.
+            ValueError: Rows of one width are not, or elements are not numbers.
         """
         if not self.width:
             return np.reshape(np.asarray(outputs, np.float64), (len(outputs), -1))
         rows = np.zeros((len(outputs), self.width))
         for row, output in zip(rows, outputs, strict=True):
             if isinstance(output, dict):
-                ids = np.fromiter(output, np.int64, len(output))
-                if not ((ids >= 0) & (ids < self.width)).all():
-                    raise ValueError(f"a token id is not below {self.width}")
-                row[ids] = np.fromiter(output.values(), np.float64, len(output))
+                row[[int(index) for index in output]] = [*output.values()]
             else:
                 flat = np.asarray(output, np.float64).ravel()[: self.width]
                 row[: flat.size] = flat
@@ -184,10 +181,9 @@ def _change_model(stack: ExitStack, model: Any, settings: Settings) -> None:
     kind, *change = settings.get("overwrite", ("",))
     for module in list_modules(model):
         name = type(module).__name__
-        if name == settings.get("put", ("",))[0]:
-            put(module, *settings["put"][1:])
-        if name == "Pooling" and "pooling" in settings:
-            put(module, "pooling_mode", settings["pooling"])
+        for setting, value in settings.items():
+            if setting.startswith(f"{name}."):
+                put(module, setting.removeprefix(f"{name}."), value)
         if name == "Normalize" and not settings.get("normalised", True):
             put(module, "forward", lambda features, **_: features)
         if name == kind:
