@@ -171,8 +171,8 @@ def embed(  # noqa: PLR0913 - one parameter is one option
     if out is not None:
         write("--out", out, result if outputs is None else arrays)
     if session.json or outputs is not None:
-        shown = as_lists(arrays) if out is None else dict.fromkeys(arrays, str(out))
-        print_json({"model_name": model, **shown})
+        lists = as_lists(arrays) if out is None else dict.fromkeys(arrays, str(out))
+        print_json({"model_name": model, **lists})
     elif out is not None:
         typer.echo(f"{out}: {result.shape} {result.dtype} from {model}")
     else:
