@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from attention_serving.artifact.encoder import ClassifierFacts
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import Graph, GraphKind, Manifest, TensorSpec
 
@@ -100,6 +101,25 @@ def token_inputs(
         return {name: np.array([column], np.int64) for name, column in zip(names, columns, strict=False)}
 
     return encode
+
+
+def pair_inputs(
+    tokenizer: Tokenizer, names: Sequence[str], most: int | None, facts: ClassifierFacts, prompt: str
+) -> Callable[..., Arrays]:
+    """As `token_inputs`, of a classifier and a prompt of it by name."""
+    template, prefix = facts.templates.get(prompt), facts.prompts.get(prompt, "")
+    side = facts.truncation_side
+    encode = token_inputs(tokenizer, names, most, side)
+
+    def encode_pair(text: str, second: str | None = None) -> Arrays:
+        if template is None:
+            return encode(prefix + text, second)
+        ids = tokenizer.encode(template.render(text, second or ""), add_special_tokens=False).ids
+        if most is not None:
+            ids = template.restore_suffix(ids[:most] if side == "right" else ids[-most:], most)
+        return {names[0]: np.array([ids], np.int64)}
+
+    return encode_pair
 
 
 def texts_of(case: GoldenCase) -> list[str]:

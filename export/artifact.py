@@ -19,7 +19,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from attention_serving.artifact.golden import GoldenCase, golden_tensors, texts_of, token_inputs
+from attention_serving.artifact.golden import GoldenCase, golden_tensors, pair_inputs, texts_of, token_inputs
 from attention_serving.artifact.kernels import AttentionOperator
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import (
@@ -323,8 +323,12 @@ class ArtifactWriter:
         if self.spec.tokenizer is None:
             return {}
         names, most = [spec.name for spec in signature.inputs], signature.max_lengths.get(QUERY_AXIS)
-        facts = self.spec.encoder or self.spec.classifier
-        encode = token_inputs(self.spec.tokenizer, names, most, facts.truncation_side if facts else "right")
+        encoder, classifier = self.spec.encoder, self.spec.classifier
+        encode = token_inputs(
+            self.spec.tokenizer, names, most, encoder.truncation_side if encoder else "right"
+        )
+        if classifier is not None:
+            encode = pair_inputs(self.spec.tokenizer, names, most, classifier, classifier.default_prompt)
         return {
             " | ".join(texts): GoldenCase(case.graph, encode(*texts), case.outputs)
             for case in self.spec.texts

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_serving.artifact.encoder import LOGITS, SCORES
-from attention_serving.artifact.golden import Arrays, GoldenCase, text_inputs, token_inputs
+from attention_serving.artifact.encoder import LOGITS, SCORES, ClassifierFacts
+from attention_serving.artifact.golden import Arrays, GoldenCase, pair_inputs, text_inputs, token_inputs
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Reference
+from attention_serving.export.pair_templates import SPECIAL
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
 
 # How many texts are compared, and the largest number of tokens of those that are embedded.
 TEXT_COUNT: Final = 64
+PROMPT_TEXT_COUNT: Final = 8
 MOST_TOKENS: Final = 512
 BATCH, OWN_TOKENS = 8, 6
 # Texts of one kind and another: case, spaces, accents, scripts, directions, emoji, signs, code, long words.
@@ -66,19 +68,29 @@ def compare_texts(encoder: TextEncoder, reference: Reference | None = None) -> C
     return cases, f"{reference} {version(reference)}"
 
 
-def compare_pairs(classifier: TextClassifier, reference: Reference | None = None) -> Comparison:
+def compare_pairs(
+    classifier: TextClassifier, facts: ClassifierFacts, reference: Reference | None = None
+) -> Comparison:
     """Compares token ids and types of texts and of pairs with the library's, and scores them with it.
 
-    Arguments, results and errors are those of `compare_texts`.
+    Pairs have the default prompt; the ids of some are compared with each prompt.
+
+    Args:
+        classifier: The classifier; its tokenizer is the one that will be served.
+        facts: Its prompts and templates.
+        reference: As for `compare_texts`, as are results and errors.
     """
-    names, side = ["token_ids", "token_types"], classifier.reader.truncation_side
-    encode = token_inputs(classifier.tokenizer, names, classifier.max_tokens, side)
     short, long = TEXTS[4], TEXTS[-1] * 40
-    pairs = [(long, short), (short, long), *zip(TEXTS[4:], TEXTS[14:], strict=False)]
-    for texts in [*pairs, *((text,) for text in TEXTS[1:])][:TEXT_COUNT]:
-        encoding = classifier.reader(*texts, truncation=classifier.max_tokens is not None)
-        theirs = [list(encoding[name]) for name in ("input_ids", "token_type_ids") if name in encoding]
-        _check_ids(encode, *texts, theirs=theirs)
+    pairs: list[tuple[str, ...]] = [(long, short), (short, long), *zip(TEXTS[4:], TEXTS[14:], strict=False)]
+    if facts.templates:
+        pairs += [(token, f" {token}too") for token in classifier.reader.all_special_tokens]
+        pairs += pairwise(SPECIAL)
+    single = [] if facts.templates else [(text,) for text in TEXTS[1:]]
+    for prompt in {facts.default_prompt, *facts.prompts, ""}:
+        count = TEXT_COUNT if prompt == facts.default_prompt else PROMPT_TEXT_COUNT
+        encode = _pair_encoder(classifier, facts, prompt)
+        for texts in [*pairs, *single][:count]:
+            _check_ids(encode, *texts, theirs=_library_pair(classifier, facts.prompts.get(prompt, ""), texts))
     if reference is Reference.NONE:
         return (), ""
     functions = {"softmax": nn.Softmax(dim=-1), "sigmoid": nn.Sigmoid(), "identity": nn.Identity()}
@@ -97,6 +109,18 @@ def compare_pairs(classifier: TextClassifier, reference: Reference | None = None
     ]
     library = Reference.SENTENCE_TRANSFORMERS
     return cases, f"{library} {version(library)}"
+
+
+def _pair_encoder(classifier: TextClassifier, facts: ClassifierFacts, prompt: str) -> Callable[..., Arrays]:
+    names = ["token_ids", "token_types"]
+    return pair_inputs(classifier.tokenizer, names, classifier.max_tokens, facts, prompt)
+
+
+def _library_pair(classifier: TextClassifier, prompt: str, texts: tuple[str, ...]) -> list[list[int]]:
+    """The ids of a text or a pair, and their types if the model takes them, as the library makes them."""
+    (item,) = texts if len(texts) == 1 else (texts,)
+    features = classifier.library.preprocess([item], prompt=prompt)
+    return [features[name][0].tolist() for name in ("input_ids", "token_type_ids") if name in features]
 
 
 def _texts(encoder: TextEncoder) -> Iterator[str]:

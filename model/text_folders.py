@@ -20,6 +20,7 @@ from attention_serving.model.checkpoints.files import read_json
 from attention_serving.model.config import POOLINGS
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
 from attention_serving.model.text_module import LENGTH, TextModule, is_causal, some_ids
+from attention_serving.model.text_reranker import CausalReranker
 
 M = TypeVar("M", bound=TextModule)
 MODULES: Final = "modules.json"
@@ -34,8 +35,11 @@ TEXT_TOWERS: Final = {
     "siglip_text_model": "SiglipTextModel",
 }
 SPECIAL_CLASSES: Final = ("WithProjection", "ContextEncoder", "EncoderModel")
-# The end of the names of classes that score texts.
+# The ends of the names of classes that score texts, and of language models.
 CLASSIFIER: Final = "ForSequenceClassification"
+LANGUAGE_MODEL: Final = "ForCausalLM"
+LOGIT_SCORE: Final = "LogitScore"
+CHAT_TEMPLATE: Final = "chat_template.jinja"
 # Parameters that an embedding does not use, unless it is the model's own.
 UNUSED: Final = ("pooler.", "decoder.")
 FLOAT32: Final[Mapping[str, Any]] = {"torch_dtype": torch.float32}
@@ -51,22 +55,58 @@ def load(
 
     Arguments and errors are those of `load_encoder`.
     """
-    config_file = Path(path) / "config.json"
-    config = read_json(config_file) if config_file.is_file() else {}
+    config = _read_object(Path(path) / "config.json", {})
     architectures = config.get("architectures") if isinstance(config, dict) else None
-    if not any(str(name).endswith(CLASSIFIER) for name in architectures or ()):
+    is_classifier = any(str(name).endswith(CLASSIFIER) for name in architectures or ())
+    is_classifier |= _is_reranker(Path(path), architectures, pooling)
+    if not is_classifier:
         return load_encoder(path, pooling=pooling, trust_remote_code=trust_remote_code)
     if pooling:
         raise CheckpointError(f"{path}: pooling {pooling!r}: the folder is a classifier")
     return _read(path, _read_classifier, trusted=trust_remote_code)
 
 
+def _read_object(path: Path, default: Any) -> Any:
+    """The value of a JSON file; the default if there is no file."""
+    return read_json(path) if path.is_file() else default
+
+
+def _is_reranker(folder: Path, architectures: Any, pooling: str) -> bool:
+    """Whether a folder is a causal reranker.
+
+    One of sentence-transformers has a `LogitScore`. One of transformers may be an encoder too: it is a
+    reranker if it has a chat template, and no pooling is chosen.
+    """
+    if (folder / MODULES).is_file():
+        modules = read_json(folder / MODULES)
+        entries = modules if isinstance(modules, list) else []
+        return any(isinstance(entry, dict) and _kind(entry) == LOGIT_SCORE for entry in entries)
+    is_causal_model = any(str(name).endswith(LANGUAGE_MODEL) for name in architectures or ())
+    settings = _read_object(folder / "tokenizer_config.json", {})
+    has_template = (folder / CHAT_TEMPLATE).is_file()
+    has_template |= isinstance(settings, dict) and bool(settings.get("chat_template"))
+    return is_causal_model and has_template and not pooling
+
+
+def _kind(module: Mapping[str, Any]) -> str:
+    """The class of an entry of modules.json."""
+    return str(module.get("type")).rpartition(".")[2]
+
+
 def _read_classifier(folder: Path, options: dict[str, Any]) -> TextClassifier:
     from sentence_transformers import CrossEncoder  # noqa: PLC0415 - takes seconds
 
     library = CrossEncoder(str(folder), device="cpu", model_kwargs={**FLOAT32}, **options)
+    kinds = [type(module).__name__ for module in library]
+    if kinds not in (["Transformer"], ["Transformer", LOGIT_SCORE]):
+        allowed = f"a Transformer, and a {LOGIT_SCORE} after it"
+        raise CheckpointError(f"{MODULES}: has {', '.join(kinds)}; a reranker may have {allowed}")
     _with_all_weights(library[0].auto_model, folder, options, uses_own=True)
-    return TextClassifier(library)
+    if len(kinds) == 1:
+        return TextClassifier(library)
+    reranker = CausalReranker(library).eval()
+    reranker.shares_prefixes = reranker.can_share_prefixes()
+    return reranker
 
 
 def load_encoder(

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from attention_serving.artifact.encoder import PairTemplate
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -139,6 +140,7 @@ class TextTokenizer:
         deadline: float = math.inf,
         *,
         second_texts: tuple[Text, ...] = (),
+        template: PairTemplate | None = None,
         prefix: str = "",
         cut: Side | None = None,
         offsets: bool = False,
@@ -154,6 +156,7 @@ class TextTokenizer:
             limits: Bounds of the texts.
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
             second_texts: The second text of each pair, without offsets; empty for single texts.
+            template: Makes one text of each pair, without special tokens beside its own.
             prefix: Is put before each text.
             cut: Which end of a text with too many tokens, special tokens included, is cut off: the left one
                 begins with the prefix. Of a pair, the longer text is cut, and then both. None refuses them.
@@ -170,6 +173,7 @@ class TextTokenizer:
         """
         ids, lengths, truncated, characters, starts, ends = array("q"), [], [], [], list[int](), list[int]()
         names = ["type_ids"] * types + ["special_tokens_mask"] * special
+        adds_special &= template is None
         columns = {name: array("q") for name in names}
         for index in range(len(texts)):
             if time.monotonic() > deadline:
@@ -179,6 +183,7 @@ class TextTokenizer:
             if second_texts:
                 name_of_second = f"the second text of pair {index}"
                 item.append(_decode(name_of_second, second_texts[index], limits.text_bytes))
+            item = item if template is None else [template.render(*item)]
             added = self._tokenizer.num_special_tokens_to_add(len(item) > 1) if adds_special else 0
             encoding, second, begin, kept = self._tokens(
                 name, item, limits.text_tokens, added, cut, offsets=offsets
@@ -188,7 +193,10 @@ class TextTokenizer:
             processed = self._tokenizer.post_process(encoding, second, add_special_tokens=adds_special)
             if not processed:
                 raise InvalidRequestError(TEXT, f"{name} does not contain any words")
-            ids.extend(processed.ids)
+            kept_ids = processed.ids
+            ids.extend(
+                kept_ids if template is None else template.restore_suffix(kept_ids, limits.text_tokens)
+            )
             lengths.append(len(processed))
             for column, values in columns.items():
                 values.extend(getattr(processed, column))
