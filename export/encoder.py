@@ -29,7 +29,9 @@ from attention_serving.artifact.manifest import (
 from attention_serving.export.options import Reference
 from attention_serving.export.pair_templates import read_templates
 from attention_serving.export.precision import ENCODER_TOLERANCES, INT8_SCORES, Precision
+from attention_serving.export.probe import LongCase
 from attention_serving.export.reference import compare_pairs, compare_texts
+from attention_serving.export.shared_prefix import prefix_signatures, split_cases
 from attention_serving.export.signature import QUERY_AXIS, ExportSpec, Signature, tensor
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
 from attention_serving.model.text_module import vocabulary_size
@@ -134,18 +136,24 @@ def classifier_spec(
     )
     texts, reference_name = compare_pairs(classifier, facts, reference)
     count, lengths = len(classifier.labels), _max_lengths(classifier)
+    signatures = [
+        Signature(kind=kind, inputs=tensors, outputs=outputs, least_key_length=1, max_lengths=lengths)
+        for kind, tensors in graphs.items()
+    ]
+    shared_cases: Sequence[LongCase] = ()
+    if isinstance(classifier, CausalReranker) and classifier.shares_prefixes:
+        signatures += prefix_signatures(classifier, signatures[-1])
+        shared_cases = split_cases(classifier, facts, texts)
     return ExportSpec(
         module=classifier,
-        signatures=tuple(
-            Signature(kind=kind, inputs=tensors, outputs=outputs, least_key_length=1, max_lengths=lengths)
-            for kind, tensors in graphs.items()
-        ),
+        signatures=tuple(signatures),
         description=f"{facts.family} text classifier, {count} label{'s' if count > 1 else ''}",
         identity=_identity(classifier, classifier=facts),
         tolerances={**ENCODER_TOLERANCES, Precision.INT8: INT8_SCORES},
         tokenizer=classifier.tokenizer,
         classifier=facts,
         texts=texts,
+        long_cases=shared_cases,
         reference=reference_name,
     )
 

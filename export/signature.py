@@ -589,7 +589,7 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random
             elif sizes[QUERY_AXIS] > 1:
                 arrays[spec.name][:, :, 0] = False
         else:
-            positions = sizes[KEY_AXIS] + 1 if signature.method != "forward" else MAX_POSITION
+            positions = MAX_POSITION if signature.method == "forward" else sizes.get(KEY_AXIS, 0) + 1
             drawn = signature.ranges.get(spec.name)
             arrays[spec.name] = (
                 drawn.draw(shape, rng) if drawn else _random_values(spec, shape, rng, positions)

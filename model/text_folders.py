@@ -104,9 +104,7 @@ def _read_classifier(folder: Path, options: dict[str, Any]) -> TextClassifier:
     _with_all_weights(library[0].auto_model, folder, options, uses_own=True)
     if len(kinds) == 1:
         return TextClassifier(library)
-    reranker = CausalReranker(library).eval()
-    reranker.shares_prefixes = reranker.can_share_prefixes()
-    return reranker
+    return CausalReranker(library)
 
 
 def load_encoder(
@@ -145,6 +143,8 @@ def _read(path: str | PathLike[str], read: Callable[[Path, dict[str, Any]], M], 
             module.supports_padding = _supports_padding(module)
             if isinstance(module, TextEncoder):
                 module.heads = _heads(module)
+            if isinstance(module, CausalReranker):
+                module.shares_prefixes = module.supports_padding and module.can_share_prefixes()
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # the libraries raise many types

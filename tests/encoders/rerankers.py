@@ -165,8 +165,8 @@ def export_reranker(name: str, folder: Path) -> None:
 
 SOURCES = [Path(__file__), Path(encoders.__file__)]
 QWEN = "yesno-qwen3"
-ONE_RERANKER = ModelSet("yes/no reranker", [partial(export_reranker, QWEN)], SOURCES)
+ONE_RERANKER = ModelSet("causal-reranker", [partial(export_reranker, QWEN)], SOURCES)
 # Only tests with the marker `thorough` need these.
 OTHER_RERANKERS = ModelSet(
-    "yes/no rerankers", [partial(export_reranker, name) for name in RERANKERS if name != QWEN], SOURCES
+    "causal-rerankers", [partial(export_reranker, name) for name in RERANKERS if name != QWEN], SOURCES
 )

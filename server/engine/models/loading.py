@@ -330,7 +330,7 @@ def _open_sessions(
         return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}, {}
     one_thread = dataclasses.replace(device, threads=1)
     sessions = {kind: _open(manifest, folder, kind, one_thread, prepacked) for kind in manifest.graphs}
-    batched = {GraphKind.LENGTHS, GraphKind.CONTEXT_WEIGHTS}
+    batched = {GraphKind.LENGTHS, GraphKind.CONTEXT_WEIGHTS, GraphKind.SUFFIX}
     alone = [kind for kind in sessions if kind not in batched and device.threads != 1]
     return sessions, {kind: _open(manifest, folder, kind, device, {GraphKind.PLAIN}) for kind in alone}
 
