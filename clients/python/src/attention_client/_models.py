@@ -131,6 +131,8 @@ class ClassifierInfo:
         truncates: Whether long texts are cut unless a request says otherwise.
         truncation_side: As `EncoderInfo.truncation_side`.
         returns_raw_scores: Whether requests may ask for scores before the activation.
+        prompts: Names of the prompts.
+        default_prompt: As `EncoderInfo.default_prompt`.
     """
 
     family: str
@@ -139,6 +141,8 @@ class ClassifierInfo:
     truncates: bool
     truncation_side: str = "right"
     returns_raw_scores: bool = False
+    prompts: tuple[str, ...] = ()
+    default_prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
