@@ -141,9 +141,9 @@ def classifier_spec(
         for kind, tensors in graphs.items()
     ]
     shared_cases: Sequence[LongCase] = ()
-    if isinstance(classifier, CausalReranker) and classifier.shares_prefixes:
-        signatures += prefix_signatures(classifier, signatures[-1])
+    if isinstance(classifier, CausalReranker) and classifier.supports_padding:
         shared_cases = split_cases(classifier, facts, texts)
+        signatures += prefix_signatures(signatures[-1], shared_cases)
     return ExportSpec(
         module=classifier,
         signatures=tuple(signatures),

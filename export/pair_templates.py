@@ -49,13 +49,9 @@ def _read_template(reranker: CausalReranker, prompt: str) -> PairTemplate:
         )
     tokens = [*reranker.reader.all_special_tokens, *reranker.reader.get_added_vocab()]
     spaced = _render(reranker, prompt, f"{SPACES}{QUERY}{SPACES}", DOCUMENT)
-    template = PairTemplate(
-        before=before,
-        between=between,
-        after=after,
-        strips=spaced == text,
-        suffix_ids=tuple(_suffix_ids(reranker, prompt)),
-    )
+    suffix_ids = tuple(_suffix_ids(reranker, prompt))
+    strips = spaced == text
+    template = PairTemplate(before=before, between=between, after=after, strips=strips, suffix_ids=suffix_ids)
     for special in (*SPECIAL, *dict.fromkeys(tokens)):
         for pair in ((special, DOCUMENT), (QUERY, special), (special, special)):
             rendered = _render(reranker, prompt, *pair)
@@ -75,26 +71,20 @@ def _messages(reranker: CausalReranker, prompt: str, *pair: str) -> Any:
 
 def _render(reranker: CausalReranker, prompt: str, *pair: str) -> str:
     """What the library gives the tokenizer for a pair."""
+    messages, (options, _) = _messages(reranker, prompt, *pair), _template_options(reranker)
     try:
-        text = reranker.reader.apply_chat_template(
-            _messages(reranker, prompt, *pair), tokenize=False, **_template_options(reranker)
-        )
+        return str(reranker.reader.apply_chat_template(messages, tokenize=False, **options))
     except Exception as error:  # of the template, which may raise anything
         raise ExportError(f"the chat template fails for the pair {pair}: {error}") from error
-    return str(text)
 
 
-def _template_options(reranker: CausalReranker) -> dict[str, Any]:
-    """The options of the folder that the template sees."""
+def _template_options(reranker: CausalReranker) -> tuple[dict[str, Any], bool]:
+    """The options of the folder that the template sees, and whether pairs that are cut keep their end."""
     options = dict(reranker.library[0].processing_kwargs.get("chat_template", {}))
-    restores = options.pop("restore_suffix", True)
-    if not restores:
-        raise ExportError("restore_suffix: false is not supported: pairs that are cut would lose the end")
-    return options
+    return options, options.pop("restore_suffix", True)
 
 
 def _suffix_ids(reranker: CausalReranker, prompt: str) -> list[int]:
     """The ids that the library puts in place of the last ones of a pair that is cut."""
-    messages = _messages(reranker, prompt, QUERY, DOCUMENT)
-    ids: list[int] = reranker.library[0]._chat_template_suffix_ids(messages, _template_options(reranker), {})
-    return ids
+    messages, (options, restores) = _messages(reranker, prompt, QUERY, DOCUMENT), _template_options(reranker)
+    return reranker.library[0]._chat_template_suffix_ids(messages, options, {}) if restores else []

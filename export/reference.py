@@ -85,10 +85,10 @@ def compare_pairs(
     if facts.templates:
         pairs += [(token, f" {token}too") for token in classifier.reader.all_special_tokens]
         pairs += pairwise(SPECIAL)
-    single = [] if facts.templates else [(text,) for text in TEXTS[1:]]
+    names, single = ["token_ids", "token_types"], [] if facts.templates else [(text,) for text in TEXTS[1:]]
     for prompt in {facts.default_prompt, *facts.prompts, ""}:
         count = TEXT_COUNT if prompt == facts.default_prompt else PROMPT_TEXT_COUNT
-        encode = _pair_encoder(classifier, facts, prompt)
+        encode = pair_inputs(classifier.tokenizer, names, classifier.max_tokens, facts, prompt)
         for texts in [*pairs, *single][:count]:
             _check_ids(encode, *texts, theirs=_library_pair(classifier, facts.prompts.get(prompt, ""), texts))
     if reference is Reference.NONE:
@@ -109,11 +109,6 @@ def compare_pairs(
     ]
     library = Reference.SENTENCE_TRANSFORMERS
     return cases, f"{library} {version(library)}"
-
-
-def _pair_encoder(classifier: TextClassifier, facts: ClassifierFacts, prompt: str) -> Callable[..., Arrays]:
-    names = ["token_ids", "token_types"]
-    return pair_inputs(classifier.tokenizer, names, classifier.max_tokens, facts, prompt)
 
 
 def _library_pair(classifier: TextClassifier, prompt: str, texts: tuple[str, ...]) -> list[list[int]]:

@@ -143,8 +143,6 @@ def _read(path: str | PathLike[str], read: Callable[[Path, dict[str, Any]], M], 
             module.supports_padding = _supports_padding(module)
             if isinstance(module, TextEncoder):
                 module.heads = _heads(module)
-            if isinstance(module, CausalReranker):
-                module.shares_prefixes = module.supports_padding and module.can_share_prefixes()
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # the libraries raise many types

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 from attention_serving.model.checkpoints import CheckpointError
 from attention_serving.model.text_encoder import TextClassifier
-from attention_serving.model.text_module import find_max_tokens, some_ids, with_padding
+from attention_serving.model.text_module import find_max_tokens, with_padding
 
 # The name under which the transformers library has the attention to a prefix.
 SHARED_PREFIX: Final = "shared_prefix"
 # Kinds of rotary embedding in which the angle of a position does not depend on the length of the sequence.
 FIXED_ROTARY: Final = ("default", "linear", "llama3", "yarn")
-# Lengths of the prefix and of the whole sequence that show whether a prefix can be computed by itself.
-SPLITS: Final = ((1, 2), (16, 17), (5, 64), (64, 130))
 # Arguments of attention that change its result, which attention to a prefix lacks.
 REFUSED: Final = ("sliding_window", "softcap", "s_aux", "position_bias", "cache")
 
@@ -32,9 +30,6 @@ class CausalReranker(TextClassifier):
     The score is made of the logits of the true token and the false token. The model has a head of these rows
     only, so that a run computes T x 2 logits and not T x V. It does not take the difference of the two rows
     instead, because some models change logits after the head, as Gemma 2 does.
-
-    Attributes:
-        shares_prefixes: Whether the prefix of several sequences can be computed once: see `compute_prefix`.
     """
 
     def __init__(self, library: Any) -> None:
@@ -54,7 +49,6 @@ class CausalReranker(TextClassifier):
         label = reader.decode([score.true_token_id]).strip() or str(score.true_token_id)
         super().__init__(library, model=_with_head_of(model, ids), labels=(label,))
         self.takes_types = False
-        self.shares_prefixes = False
 
     def forward(  # type: ignore[override]
         self, token_ids: Tensor, key_lengths: Tensor | None = None
@@ -81,7 +75,13 @@ class CausalReranker(TextClassifier):
 
         Returns:
             Keys and values, each (B, L, Hkv, P, d).
+
+        Raises:
+            ValueError: They depend on what follows the prefix, or the attention is of a kind without them.
         """
+        rotary = getattr(self.model.config, "rope_parameters", None) or {}
+        if (kind := rotary.get("rope_type", "default")) not in FIXED_ROTARY:
+            raise ValueError(f"rotary embeddings of the kind {kind} have no shared prefix")
         layers: list[tuple[Tensor, Tensor]] = []
         with self._shared_attention():
             self.model(input_ids=token_ids, use_cache=False, recorded_layers=layers)
@@ -112,28 +112,6 @@ class CausalReranker(TextClassifier):
                 prefix=(prefix_keys[0], prefix_values[0]),
             )
         return self._scores(outputs.logits, key_lengths)
-
-    @torch.inference_mode()
-    def can_share_prefixes(self) -> bool:
-        """Whether a prefix that is computed by itself gives the scores of whole sequences."""
-        rotary = getattr(self.model.config, "rope_parameters", None) or {}
-        if rotary.get("rope_type", "default") not in FIXED_ROTARY:
-            return False
-        for prefix_length, length in SPLITS:
-            if length > (self.max_tokens or length):
-                continue
-            ids = some_ids(self.model, length=length)
-            suffix, whole = ids[:, prefix_length:].expand(2, -1), ids.clone()
-            lengths = torch.tensor([suffix.shape[1], max(1, suffix.shape[1] // 2)])
-            try:
-                logits = self.score_suffixes(suffix, lengths, *self.compute_prefix(ids[:, :prefix_length]))
-            except (TypeError, ValueError, RuntimeError, AttributeError):  # models have many forms
-                return False
-            expected = [self(whole[:, : prefix_length + int(count)]) for count in lengths]
-            pairs = [(_last(logits)[at], _last(row)[0]) for at, row in enumerate(expected)]
-            if not all(torch.allclose(*pair, rtol=1e-4, atol=1e-4) for pair in pairs):
-                return False
-        return True
 
     def _scores(self, logits: Tensor, key_lengths: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         """Scores (B, 1) of logits (B, T, C) at the last token of each sequence."""
@@ -216,27 +194,14 @@ def attend_with_prefix(
     return context.reshape(batch, heads, length, -1).transpose(1, 2), None
 
 
-def _last(scores: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """The logits of what `forward` returns."""
-    return scores[-1] if isinstance(scores, tuple) else scores
-
-
 def _with_head_of(model: Any, ids: Sequence[int]) -> Any:
     """A copy of a language model with the same weights, whose head has the rows of some tokens only."""
     head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise CheckpointError(f"a head of the kind {type(head).__name__} is not supported")
-    if not all(0 <= token_id < head.out_features for token_id in ids):
-        raise CheckpointError(f"token ids {list(ids)} are not among the {head.out_features} of the model")
     rows = nn.Linear(head.in_features, len(ids), bias=head.bias is not None)
-    rows.weight = nn.Parameter(head.weight[list(ids)].detach().clone())
-    if head.bias is not None:
-        rows.bias = nn.Parameter(head.bias[list(ids)].detach().clone())
+    rows.load_state_dict({name: weights[list(ids)] for name, weights in head.state_dict().items()})
     small = copy.copy(model)
     small._modules = dict(model._modules)
     small.set_output_embeddings(rows)
-    if model.get_output_embeddings() is not head:
-        raise CheckpointError(
-            f"{type(model).__name__} keeps its head in another module, which is not supported"
-        )
+    if model.get_output_embeddings() is not head:  # it is in a module that both have
+        raise CheckpointError(f"the head of {type(model).__name__} is not supported")
     return small
