@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from attention_serving.artifact.certificate import Machine, Proof, write_certificate
 from attention_serving.artifact.encoder import tolerance_of
-from attention_serving.artifact.golden import GoldenCase, golden_cases, token_inputs
+from attention_serving.artifact.golden import GoldenCase, golden_cases, pair_inputs, token_inputs
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.artifact.runtime import unsafe_optimizers
@@ -60,6 +60,8 @@ def sign_artifact(folder: Path, key: PrivateKey, provider: ProofProvider = Proof
         names = [spec.name for spec in inputs]
         most = manifest.max_lengths.get(str(inputs[0].axes[1]))
         encode = token_inputs(tokenizer, names, most, manifest.truncation_side)
+        if (facts := manifest.classifier) is not None:
+            encode = pair_inputs(tokenizer, names, most, facts, facts.default_prompt)
     cases = golden_cases(folder, manifest, encode)
     sessions = {
         kind: _session((folder / graph.file).resolve(), provider) for kind, graph in manifest.graphs.items()
