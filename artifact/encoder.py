@@ -3,12 +3,12 @@
 A text encoder has up to three heads: dense embeddings, sparse embeddings and token vectors.
 """
 
-from collections.abc import Container, Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from collections.abc import Container, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from attention_serving.artifact.tolerance import Record, Size, Tolerance
 
@@ -16,6 +16,8 @@ EMBEDDING = "embedding"
 CONTEXT_VECTORS = "context_vectors"
 ATTENTION_WEIGHTS = "attention_weights"
 SCORES, LOGITS = "scores", "logits"
+# The keys and values of the tokens that the pairs of a request begin with.
+PREFIX: Final = ("prefix_keys", "prefix_values")
 # Sparse embeddings, one way or the other: a weight of each token id (B, V), most of which are 0; or a weight
 # of each token (B, T), of which each token id has the largest.
 SPARSE_EMBEDDING = "sparse_embedding"
@@ -117,6 +119,35 @@ class EncoderFacts(Record):
     """By kind of texts, the largest number of tokens, if it is below that of the model."""
 
 
+class PairTemplate(Record):
+    """How a causal reranker makes one text of a pair: what its chat template writes around the two texts."""
+
+    before: str
+    """The text before the query."""
+    between: str
+    """The text between query and document."""
+    after: str
+    """The text after the document."""
+    strips: bool = False
+    """Whether white space around the query and around the document is removed."""
+    suffix_ids: tuple[SizeOrZero, ...] = ()
+    """The last token ids of every pair. Those of a pair that is cut are put in place of its last ids."""
+
+    def render(self, query: str, document: str) -> str:
+        """The text of a pair, to which no special tokens are added."""
+        if self.strips:
+            query, document = query.strip(), document.strip()
+        return f"{self.before}{query}{self.between}{document}{self.after}"
+
+    def restore_suffix(self, ids: Sequence[int], most: int) -> list[int]:
+        """The token ids of a text that was cut to `most`: as many, of which the last are `suffix_ids`.
+
+        Fewer ids were not cut, and stay. Exactly as many may have been, and are treated alike.
+        """
+        suffix = self.suffix_ids[-most:] if len(ids) >= most else ()
+        return [*ids[: len(ids) - len(suffix)], *suffix]
+
+
 class ClassifierFacts(Record):
     """A text classifier or reranker: a model whose output is `scores` (B, L) for texts or pairs of texts."""
 
@@ -133,20 +164,35 @@ class ClassifierFacts(Record):
     row_elements: Size = 1
     """As `EncoderFacts.row_elements`."""
     prompts: dict[str, str] = Field(default_factory=dict)
-    """Of causal rerankers: instructions that a request may choose, by name."""
+    """Texts that a request may put before the first text of each pair, by name; with a template, instructions
+    that it may put into the template."""
     default_prompt: str = ""
     """As `EncoderFacts.default_prompt`."""
+    templates: dict[str, PairTemplate] = Field(default_factory=dict)
+    """Of causal rerankers with a chat template: the template of each prompt, and without a prompt that of the
+    empty name. Such rerankers take pairs only."""
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Self:
+        names = {"", *self.prompts}
+        if self.default_prompt not in names:
+            raise ValueError(f"default_prompt: {self.default_prompt!r} is not among the prompts")
+        if self.templates and self.templates.keys() != names:
+            raise ValueError("templates: there must be one for each prompt, and one without")
+        return self
 
 
 def tolerance_of(output: str, outputs: Container[str], tolerance: Tolerance) -> Tolerance:
     """The tolerance of an output: of logits beside scores, with four times the absolute difference.
 
-    The slope of a sigmoid is 1/4 at most, so that logits differ by four times as much as scores, and more.
-    Weights of tokens have no cosine: a text may have a single token, whose weight may be 0.
+    The slope of a sigmoid is 1/4 at most, so that logits differ by four times as much as scores, and more. So
+    do the keys and values of a prefix, which are inner results of a run. Weights of tokens have no cosine: a
+    text may have a single token, whose weight may be 0.
     """
     if output == TOKEN_WEIGHTS:
         return tolerance.model_copy(update={"cosine": None})
-    return tolerance.scaled(4) if output == LOGITS and SCORES in outputs else tolerance
+    is_wider = output in PREFIX or (output == LOGITS and SCORES in outputs)
+    return tolerance.scaled(4) if is_wider else tolerance
 
 
 def shorten(embeddings: NDArray[Any], dimensions: int, *, normalises: bool) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.encoder import NO_QUERY, ClassifierFacts, EncoderFacts
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import Graph, GraphKind, Manifest, TensorSpec
 
@@ -87,8 +87,8 @@ def token_inputs(
     tokenizer: Tokenizer,
     names: Sequence[str],
     most: int | None,
-    side: str = "right",
-    facts: EncoderFacts | None = None,
+    facts: EncoderFacts | ClassifierFacts | None = None,
+    prompt: str | None = None,
 ) -> Callable[..., Arrays]:
     """From a text, the second one of a pair, and whether it is a query, to token ids and types (1, T).
 
@@ -96,19 +96,32 @@ def token_inputs(
         tokenizer: The tokenizer.
         names: The names of the ids and, where the model takes them, of the types.
         most: Largest number of tokens, to which texts are cut; None for no limit.
-        side: Which end of a text is cut off: right or left.
-        facts: Of a text encoder: how queries become token ids.
+        facts: Of a text encoder or classifier: how its texts are cut and queries or pairs become token ids.
+        prompt: The name of a prompt of a classifier; None for its default prompt. Encoders have none here.
     """
-    limits: Mapping[Any, int] = {} if facts is None else facts.token_limits
+    side, limits, template, prefix = "right", dict[Any, int](), None, ""
+    query = facts.query if isinstance(facts, EncoderFacts) else NO_QUERY
+    if facts is not None:
+        side = facts.truncation_side
+    if isinstance(facts, EncoderFacts):
+        limits = {**facts.token_limits}
+    elif facts is not None:
+        name = facts.default_prompt if prompt is None else prompt
+        template, prefix = facts.templates.get(name), facts.prompts.get(name, "")
     tokenizers = [Tokenizer.from_str(tokenizer.to_str()) for _ in range(2)]
     for kind, cutting in zip(("document", "query"), tokenizers, strict=True):
         if (limit := limits.get(kind, most)) is not None:
             cutting.enable_truncation(limit, direction=side)
 
     def encode(text: str, second: str | None = None, *, is_query: bool = False) -> Arrays:
-        adds_special = facts is None or facts.query.adds_special or not is_query
+        if template is not None:
+            text, second = template.render(text, second or ""), None
+        adds_special = template is None and (query.adds_special or not is_query)
+        text = text if template is not None else prefix + text
         encoding = tokenizers[is_query].encode(text, second, add_special_tokens=adds_special)
-        ids = encoding.ids if facts is None or not is_query else facts.query.expand(encoding.ids)
+        ids = query.expand(encoding.ids) if is_query else encoding.ids
+        if template is not None and most is not None:
+            ids = template.restore_suffix(ids, most)
         columns = (ids, encoding.type_ids)
         return {name: np.array([column], np.int64) for name, column in zip(names, columns, strict=False)}
 

@@ -71,6 +71,12 @@ class GraphKind(StrEnum):
     QUERY = "query"
     """Of a text encoder that computes queries in another way than documents: takes their token ids, and
     returns `token_weights` (B, T)."""
+    PREFIX = "prefix"
+    """Of a causal reranker: takes the token ids of a prefix (B, P), and returns the keys and values of all
+    layers, `prefix_keys` and `prefix_values` (B, L, Hkv, P, d)."""
+    SUFFIX = "suffix"
+    """Of a causal reranker: takes `key_lengths`, and one prefix, whose keys and values (1, L, Hkv, P, d) all
+    sequences of a batch share. Returns what `plain` returns for the prefix and each sequence."""
     BLOCKS = "blocks"
     """As `plain` for long sequences: attends in blocks of `block_rows` query rows (int64 scalar), so that its
     memory grows with the length and not with its square. Absent if a graph cannot be computed in blocks."""
@@ -91,7 +97,11 @@ OF_CONTEXTS = (GraphKind.PROJECT, GraphKind.CONTEXT, GraphKind.CONTEXT_WEIGHTS)
 """The graphs of stored contexts, which modules that take text lack."""
 OF_ENCODERS = (GraphKind.TOKENS, GraphKind.QUERY)
 """The graphs that only text encoders have."""
-TEXT_ATTENTION_GRAPHS = tuple(kind for kind in GraphKind if kind not in (*OF_ENCODERS, *OF_CONTEXTS))
+OF_RERANKERS = (GraphKind.PREFIX, GraphKind.SUFFIX)
+"""The graphs that only causal rerankers have."""
+TEXT_ATTENTION_GRAPHS = tuple(
+    kind for kind in GraphKind if kind not in (*OF_ENCODERS, *OF_RERANKERS, *OF_CONTEXTS)
+)
 """The graphs of an attention module that takes text."""
 ATTENTION_GRAPHS = (*TEXT_ATTENTION_GRAPHS, *OF_CONTEXTS)
 """The graphs of any other attention module."""

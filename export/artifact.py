@@ -27,6 +27,7 @@ from attention_serving.artifact.manifest import (
     IN_BLOCKS,
     JUDGE,
     MANIFEST_FILE,
+    OF_RERANKERS,
     Graph,
     GraphKind,
     Manifest,
@@ -204,7 +205,7 @@ class ArtifactWriter:
                 cases += self._compare_plain(runner, replace(signature, max_lengths=largest))
                 refuses_nan = spec.compares_special_values and runner.loses_nan()
             else:
-                cases += runner.cases(self._texts(signature), (), special_values=False)
+                cases += runner.cases(self._texts(signature), self._reached(signature), special_values=False)
         if not cases and self.precision not in HALF_TYPES:
             raise ExportError(
                 "ONNX Runtime has no CPU kernels for an operator of the graph, so that it cannot be compared "
@@ -232,6 +233,7 @@ class ArtifactWriter:
             for case in (spec.file.golden[s.kind] if spec.file else parity.golden_cases(spec.module, s))
         ]
         golden += spec.texts[:GOLDEN_TEXTS]
+        golden += [case for _, case in spec.long_cases if case.graph in OF_RERANKERS and case.graph in graphs]
         save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
         if spec.tokenizer is not None:
             spec.tokenizer.save(str(folder / TOKENIZER_FILE))
@@ -255,6 +257,9 @@ class ArtifactWriter:
         assumptions = dict[GraphKind, Sequence[Assumption]]()
         for signature in spec.signatures:
             kind = signature.kind
+            if kind in OF_RERANKERS and self.precision is Precision.INT8:
+                # The keys and values of all layers would have to be as exact as scores are.
+                continue
             self.progress(f"graph {kind}: export")
             if kind not in GRAPH_WITHOUT_BLOCKS:
                 module = in_precision(signature.part_of(spec.module), self.precision)
@@ -323,9 +328,7 @@ class ArtifactWriter:
         if self.spec.tokenizer is None:
             return {}
         names, most = [spec.name for spec in signature.inputs], signature.max_lengths.get(QUERY_AXIS)
-        encoder, facts = self.spec.encoder, self.spec.encoder or self.spec.classifier
-        side = facts.truncation_side if facts else "right"
-        encode = token_inputs(self.spec.tokenizer, names, most, side, encoder)
+        encode = token_inputs(self.spec.tokenizer, names, most, self.spec.encoder or self.spec.classifier)
         cases = dict[str, GoldenCase]()
         for case in self.spec.texts:
             texts, is_query = texts_of(case), QUERY_TEXT in case.inputs

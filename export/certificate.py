@@ -59,7 +59,7 @@ def sign_artifact(folder: Path, key: PrivateKey, provider: ProofProvider = Proof
         tokenizer = Tokenizer.from_file(str(folder / manifest.tokenizer))
         names = [spec.name for spec in inputs]
         most = manifest.max_lengths.get(str(inputs[0].axes[1]))
-        encode = token_inputs(tokenizer, names, most, manifest.truncation_side, manifest.encoder)
+        encode = token_inputs(tokenizer, names, most, manifest.encoder or manifest.classifier)
     cases = golden_cases(folder, manifest, encode)
     sessions = {
         kind: _session((folder / graph.file).resolve(), provider) for kind, graph in manifest.graphs.items()

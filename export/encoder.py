@@ -35,12 +35,16 @@ from attention_serving.artifact.manifest import (
 )
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Reference
+from attention_serving.export.pair_templates import read_templates
 from attention_serving.export.precision import ENCODER_TOLERANCES, INT8_SCORES, Precision
+from attention_serving.export.probe import LongCase
 from attention_serving.export.reference import compare_pairs, compare_texts
+from attention_serving.export.shared_prefix import prefix_signatures, split_cases
 from attention_serving.export.signature import QUERY_AXIS, ExportSpec, Signature, tensor
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
 from attention_serving.model.text_heads import expansion_token, kind_lengths
 from attention_serving.model.text_module import vocabulary_size
+from attention_serving.model.text_reranker import CausalReranker
 
 TOKEN_IDS: Final = "token_ids"  # noqa: S105 - the name of an input
 # Tensors of a token's width that a layer holds at a time: its input, projections, context and sums. Widths of
@@ -190,7 +194,8 @@ def classifier_spec(
     classifier: TextClassifier, *, truncates: bool = False, reference: Reference | None = None
 ) -> ExportSpec:
     """The export of a text classifier or reranker. Arguments and errors are those of `encoder_spec`."""
-    texts, reference_name = compare_pairs(classifier, reference)
+    prompts = {} if not any(classifier.library.prompts.values()) else dict(classifier.library.prompts)
+    templates = read_templates(classifier, prompts) if isinstance(classifier, CausalReranker) else {}
     config, bound = classifier.model.config, vocabulary_size(classifier.model)
     inputs = [tensor(TOKEN_IDS, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=bound)]
     if classifier.takes_types:
@@ -208,20 +213,30 @@ def classifier_spec(
         truncates=truncates,
         truncation_side=classifier.reader.truncation_side,
         row_elements=_row_elements(config, config.hidden_size),
+        prompts=prompts,
+        default_prompt=(classifier.library.default_prompt_name or "") if prompts else "",
+        templates=templates,
     )
+    texts, reference_name = compare_pairs(classifier, facts, reference)
     count, lengths = len(classifier.labels), _max_lengths(classifier)
+    signatures = [
+        Signature(kind=kind, inputs=tensors, outputs=outputs, least_key_length=1, max_lengths=lengths)
+        for kind, tensors in graphs.items()
+    ]
+    shared_cases: Sequence[LongCase] = ()
+    if isinstance(classifier, CausalReranker) and classifier.supports_padding:
+        shared_cases = split_cases(classifier, facts, texts)
+        signatures += prefix_signatures(signatures[-1], shared_cases)
     return ExportSpec(
         module=classifier,
-        signatures=tuple(
-            Signature(kind=kind, inputs=tensors, outputs=outputs, least_key_length=1, max_lengths=lengths)
-            for kind, tensors in graphs.items()
-        ),
+        signatures=tuple(signatures),
         description=f"{facts.family} text classifier, {count} label{'s' if count > 1 else ''}",
         identity=_identity(classifier, classifier=facts),
         tolerances={**ENCODER_TOLERANCES, Precision.INT8: INT8_SCORES},
         tokenizer=classifier.tokenizer,
         classifier=facts,
         texts=texts,
+        long_cases=shared_cases,
         reference=reference_name,
     )
 

@@ -23,7 +23,14 @@ from attention_serving.artifact.encoder import (
     tolerance_of,
 )
 from attention_serving.artifact.golden import Arrays, GoldenCase
-from attention_serving.artifact.manifest import BATCH_AXIS, BLOCK_ROWS, EAGER, IN_BLOCKS, GraphKind
+from attention_serving.artifact.manifest import (
+    BATCH_AXIS,
+    BLOCK_ROWS,
+    EAGER,
+    IN_BLOCKS,
+    OF_RERANKERS,
+    GraphKind,
+)
 from attention_serving.artifact.runtime import unsafe_optimizers
 from attention_serving.artifact.tolerance import Tolerance, cosines
 from attention_serving.export.assumptions import Assumption, Place
@@ -55,7 +62,8 @@ PARITY_GRID = (
 )
 LONGEST = max(max(point) for point in PARITY_GRID)
 GOLDEN_GRID = ((1, 1, 1), (2, 7, 12), (1, 65, 64))
-# The operators in blocks are those of other graphs: a few rows show that the blocks are cut and joined.
+# The operators in blocks are those of other graphs: a few rows show that the blocks are cut and joined. Keys
+# and values of prefixes take much memory.
 BLOCK_GOLDEN_GRID = GOLDEN_GRID[:2]
 # Longer sequences take long to compare.
 QUICK_LENGTH = 2048
@@ -129,7 +137,8 @@ def _sizes(signature: Signature, point: tuple[int, int, int]) -> dict[str, int]:
 
 def golden_cases(module: nn.Module, signature: Signature) -> list[GoldenCase]:
     """The cases stored in the artifact for servers to replay."""
-    grid = BLOCK_GOLDEN_GRID if signature.kind in IN_BLOCKS.values() else GOLDEN_GRID
+    is_large = signature.kind in (*IN_BLOCKS.values(), *OF_RERANKERS)
+    grid = BLOCK_GOLDEN_GRID if is_large else GOLDEN_GRID
     return [case for _, case in grid_cases(module, signature, grid)]
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -19,6 +19,7 @@ from attention_serving.artifact.encoder import (
     SCORES,
     SPARSE_EMBEDDING,
     TOKEN_WEIGHTS,
+    ClassifierFacts,
     EncoderFacts,
     has_vectors,
 )
@@ -26,10 +27,12 @@ from attention_serving.artifact.golden import Arrays, GoldenCase, text_inputs, t
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Reference
+from attention_serving.export.pair_templates import SPECIAL
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
 
 # How many texts are compared, and the largest number of tokens of those that are embedded.
 TEXT_COUNT: Final = 64
+PROMPT_TEXT_COUNT: Final = 8
 MOST_TOKENS: Final = 512
 BATCH, OWN_TOKENS = 8, 6
 # Texts of one kind and another: case, spaces, accents, scripts, directions, emoji, signs, code, long words.
@@ -66,9 +69,7 @@ def compare_texts(
         raise ExportError(
             "--reference transformers has only dense embeddings, which the folder does not have"
         )
-    encode = token_inputs(
-        encoder.tokenizer, ["token_ids"], encoder.max_tokens, encoder.reader.truncation_side, facts
-    )
+    encode = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens, facts)
     has_kinds = encoder.head == "tokens" or encoder.query_weights is not None
     by_kind = [
         _compare_kind(encoder, facts, reference, encode, kind)
@@ -123,19 +124,29 @@ def _outputs(facts: EncoderFacts, row: Any, ids: list[int], kind: Kind) -> Array
     return {TOKEN_WEIGHTS: row[np.newaxis, ids]}
 
 
-def compare_pairs(classifier: TextClassifier, reference: Reference | None = None) -> Comparison:
+def compare_pairs(
+    classifier: TextClassifier, facts: ClassifierFacts, reference: Reference | None = None
+) -> Comparison:
     """Compares token ids and types of texts and of pairs with the library's, and scores them with it.
 
-    Arguments, results and errors are those of `compare_texts`.
+    Pairs have the default prompt; the ids of some are compared with each prompt.
+
+    Args:
+        classifier: The classifier; its tokenizer is the one that will be served.
+        facts: Its prompts and templates.
+        reference: As for `compare_texts`, as are results and errors.
     """
-    names, side = ["token_ids", "token_types"], classifier.reader.truncation_side
-    encode = token_inputs(classifier.tokenizer, names, classifier.max_tokens, side)
     short, long = TEXTS[4], TEXTS[-1] * 40
-    pairs = [(long, short), (short, long), *zip(TEXTS[4:], TEXTS[14:], strict=False)]
-    for texts in [*pairs, *((text,) for text in TEXTS[1:])][:TEXT_COUNT]:
-        encoding = classifier.reader(*texts, truncation=classifier.max_tokens is not None)
-        theirs = [list(encoding[name]) for name in ("input_ids", "token_type_ids") if name in encoding]
-        _check_ids(encode, *texts, theirs=theirs)
+    pairs: list[tuple[str, ...]] = [(long, short), (short, long), *zip(TEXTS[4:], TEXTS[14:], strict=False)]
+    if facts.templates:
+        pairs += [(token, f" {token}too") for token in classifier.reader.all_special_tokens]
+        pairs += pairwise(SPECIAL)
+    names, single = ["token_ids", "token_types"], [] if facts.templates else [(text,) for text in TEXTS[1:]]
+    for prompt in {facts.default_prompt, *facts.prompts, ""}:
+        count = TEXT_COUNT if prompt == facts.default_prompt else PROMPT_TEXT_COUNT
+        encode = token_inputs(classifier.tokenizer, names, classifier.max_tokens, facts, prompt)
+        for texts in [*pairs, *single][:count]:
+            _check_ids(encode, *texts, theirs=_library_pair(classifier, facts.prompts.get(prompt, ""), texts))
     if reference is Reference.NONE:
         return (), ""
     functions = {"softmax": nn.Softmax(dim=-1), "sigmoid": nn.Sigmoid(), "identity": nn.Identity()}
@@ -154,6 +165,13 @@ def compare_pairs(classifier: TextClassifier, reference: Reference | None = None
     ]
     library = Reference.SENTENCE_TRANSFORMERS
     return cases, f"{library} {version(library)}"
+
+
+def _library_pair(classifier: TextClassifier, prompt: str, texts: tuple[str, ...]) -> list[list[int]]:
+    """The ids of a text or a pair, and their types if the model takes them, as the library makes them."""
+    (item,) = texts if len(texts) == 1 else (texts,)
+    features = classifier.library.preprocess([item], prompt=prompt)
+    return [features[name][0].tolist() for name in ("input_ids", "token_type_ids") if name in features]
 
 
 def _texts(encoder: TextEncoder) -> Iterator[str]:

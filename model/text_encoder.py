@@ -191,10 +191,10 @@ class TextClassifier(TextModule):
         takes_types: Whether the model tells the two texts of a pair apart.
     """
 
-    def __init__(self, library: Any) -> None:
-        super().__init__(library[0].auto_model, library.tokenizer, library)
+    def __init__(self, library: Any, *, model: Any = None, labels: tuple[str, ...] = ()) -> None:
+        super().__init__(model or library[0].auto_model, library.tokenizer, library)
         config = self.model.config
-        self.labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+        self.labels = labels or tuple(str(config.id2label[index]) for index in range(config.num_labels))
         activations: dict[type, Activation] = {nn.Sigmoid: "sigmoid", nn.Identity: "identity"}
         if type(library.activation_fn) not in activations:
             raise CheckpointError(f"activation {type(library.activation_fn).__name__} is not supported")

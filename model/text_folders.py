@@ -5,7 +5,7 @@ downloaded, and code that a folder brings along runs only if the caller trusts i
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ from attention_serving.model.text_heads import (
     token_modules,
 )
 from attention_serving.model.text_module import LENGTH, TextModule, is_causal, some_ids
+from attention_serving.model.text_reranker import CausalReranker
 
 M = TypeVar("M", bound=TextModule)
 MODULES: Final = "modules.json"
@@ -48,8 +49,11 @@ TEXT_TOWERS: Final = {
     "siglip_text_model": "SiglipTextModel",
 }
 SPECIAL_CLASSES: Final = ("WithProjection", "ContextEncoder", "EncoderModel")
-# The end of the names of classes that score texts.
+# The ends of the names of classes that score texts, and of language models.
 CLASSIFIER: Final = "ForSequenceClassification"
+LANGUAGE_MODEL: Final = "ForCausalLM"
+LOGIT_SCORE: Final = "LogitScore"
+CHAT_TEMPLATE: Final = "chat_template.jinja"
 # Parameters that an embedding does not use, unless it is the model's own.
 UNUSED: Final = ("pooler.", "decoder.")
 FLOAT32: Final[Mapping[str, Any]] = {"torch_dtype": torch.float32}
@@ -65,7 +69,9 @@ def load(
 
     Arguments and errors are those of `load_encoder`.
     """
-    if not any(name.endswith(CLASSIFIER) for name in _architectures(Path(path))):
+    architectures = _architectures(Path(path))
+    is_classifier = any(name.endswith(CLASSIFIER) for name in architectures)
+    if not (is_classifier or _is_reranker(Path(path), architectures, pooling)):
         return load_encoder(path, pooling=pooling, trust_remote_code=trust_remote_code)
     if pooling:
         raise CheckpointError(f"{path}: pooling {pooling!r}: the folder is a classifier")
@@ -84,12 +90,39 @@ def _read_members(file: Path) -> dict[str, Any]:
     return members if isinstance(members, dict) else {}
 
 
+def _is_reranker(folder: Path, architectures: Sequence[str], pooling: str) -> bool:
+    """Whether a folder is a causal reranker.
+
+    One of sentence-transformers has a `LogitScore`. One of transformers may be an encoder too: it is a
+    reranker if it has a chat template, and no pooling is chosen.
+    """
+    if (folder / MODULES).is_file():
+        modules = read_json(folder / MODULES)
+        entries = modules if isinstance(modules, list) else []
+        return any(isinstance(entry, dict) and _kind(entry) == LOGIT_SCORE for entry in entries)
+    is_causal_model = any(name.endswith(LANGUAGE_MODEL) for name in architectures)
+    has_template = (folder / CHAT_TEMPLATE).is_file()
+    has_template |= bool(_read_members(folder / "tokenizer_config.json").get("chat_template"))
+    return is_causal_model and has_template and not pooling
+
+
+def _kind(module: Mapping[str, Any]) -> str:
+    """The class of an entry of modules.json."""
+    return str(module.get("type")).rpartition(".")[2]
+
+
 def _read_classifier(folder: Path, options: dict[str, Any]) -> TextClassifier:
     from sentence_transformers import CrossEncoder  # noqa: PLC0415 - takes seconds
 
     library = CrossEncoder(str(folder), device="cpu", model_kwargs={**FLOAT32}, **options)
+    kinds = [type(module).__name__ for module in library]
+    if kinds not in (["Transformer"], ["Transformer", LOGIT_SCORE]):
+        allowed = f"a Transformer, and a {LOGIT_SCORE} after it"
+        raise CheckpointError(f"{MODULES}: has {', '.join(kinds)}; a reranker may have {allowed}")
     _with_all_weights(library[0].auto_model, folder, options, uses_own=True)
-    return TextClassifier(library)
+    if len(kinds) == 1:
+        return TextClassifier(library)
+    return CausalReranker(library)
 
 
 def load_encoder(

@@ -37,7 +37,7 @@ OutputType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "u
 DTYPES = {pb.DATA_TYPE_INT8: "i1", pb.DATA_TYPE_UINT8: "u1", pb.DATA_TYPE_BITS: "u1"}
 SIGN_BIT = np.uint8(128)
 # What to do instead of a member of other servers.
-PROMPT = "send prompt to /v1/embeddings: the name of one of the model's prompts"
+PROMPT = "send prompt to /v1/embeddings or /v1/rerank: the name of one of the model's prompts"
 TRUNCATE = "send truncate: true to cut texts to what the model takes, false to refuse them"
 EXPORTED = "the exported model decides it"
 FORMAT = "embeddings are float, int8, uint8, binary or ubinary, little-endian"
@@ -341,6 +341,7 @@ class RerankRequest(TextBody):
 
     `documents` are texts, or objects with a text as the member `text`. `truncate` says whether pairs with too
     many tokens are cut. Scores are those of the model with its activation, or without it if `raw_scores`.
+    `prompt` is the name of a prompt, such as an instruction of a causal reranker.
 
     Attributes:
         has_objects: Whether documents of the answer are objects with a text.
@@ -355,6 +356,7 @@ class RerankRequest(TextBody):
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False
     raw_scores: bool = False
+    prompt: str | None = None
 
     def message(self, max_bytes: int) -> pb.AttendRequest:
         """Pairs of the query and each document. The queries may have the bytes of a message in all."""
@@ -362,7 +364,8 @@ class RerankRequest(TextBody):
         if (size := len(self.query.encode()) * count) > max_bytes:
             message = f"has {size} bytes, once for each of {count} documents; the limit is {max_bytes}"
             raise LimitExceededError("query", message)
-        text = self.text([self.query] * count, pairs=self.documents, raw_scores=self.raw_scores)
+        fields = {"pairs": self.documents, "raw_scores": self.raw_scores, "prompt": self.prompt}
+        text = self.text([self.query] * count, **fields)
         return pb.AttendRequest(model_name=self.model, text=text)
 
     def ranks(self, reply: pb.AttendResponse, memory: Reservation) -> list[tuple[int, Any]]:
@@ -406,10 +409,12 @@ class ClassifyRequest(TextBody):
     """As in the API of TEI, with `model` in addition, which is optional if one classifier is ready.
 
     `inputs` is a text, a pair of texts as a list, or a list of lists of one text each, or of two each.
+    `prompt` is as for a reranker.
     """
 
     inputs: Texts
     raw_scores: bool = False
+    prompt: str | None = None
 
     @property
     def _is_single(self) -> bool:
@@ -425,7 +430,8 @@ class ClassifyRequest(TextBody):
         if sizes not in (set(), {1}, {2}) or {type(text) for item in items for text in item} - {str}:
             raise InvalidRequestError("inputs", INPUTS)
         texts, pairs = [item[0] for item in items], [item[1] for item in items if len(item) > 1]
-        text = self.text(texts, pairs=pairs, return_labels=True, raw_scores=self.raw_scores)
+        fields = {"pairs": pairs, "raw_scores": self.raw_scores, "prompt": self.prompt}
+        text = self.text(texts, return_labels=True, **fields)
         return pb.AttendRequest(model_name=self.model, text=text)
 
     def document(self, replies: Sequence[pb.AttendResponse], memory: Reservation) -> Any:

@@ -38,6 +38,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.outputs import finish_embeddings
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
+from attention_serving.server.engine.requests.shared_prefix import follow_prefix, prefix_of
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.execute import Outputs, RunTimestamps, run_batch
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
@@ -143,18 +144,33 @@ class Engine:
         Raises:
             EngineError: The request is refused, or fails.
         """
+        if (timeline := reservation.timeline) is not None:  # its runs follow
+            request.timeline = timeline
+            timeline.model, timeline.version = request.model.name, request.model.version
+            timeline.sequences = len(request.sequences)
+            timeline.rows = sum([sequence.plan.rows for sequence in request.sequences])
+            timeline.queued_at = time.monotonic()
+        if GraphKind.PREFIX in request.model.manifest.graphs:
+            prefix = prefix_of(request, self.limits)
+            if prefix is not None:
+                self._reserve_and_submit(prefix, reservation, message_bytes)
+                result = yield from self._wait_for(prefix)
+                request, message_bytes = follow_prefix(request, prefix, result), 0
+                del result  # the request has its arrays
+        self._reserve_and_submit(request, reservation, message_bytes)
+        return (yield from self._wait_for(request))
+
+    def _reserve_and_submit(self, request: Request, reservation: Reservation, message_bytes: int) -> None:
+        """Queues a request, and reports if it is refused."""
         try:
             reservation.add(message_bytes + request.plan.required_bytes)
-            if (timeline := reservation.timeline) is not None:  # its runs follow
-                request.timeline = timeline
-                timeline.model, timeline.version = request.model.name, request.model.version
-                timeline.sequences = len(request.sequences)
-                timeline.rows = sum([sequence.plan.rows for sequence in request.sequences])
-                timeline.queued_at = time.monotonic()
             self.submit(request, wake=threading.get_ident() != self._inline_thread)
         except EngineError as error:
             self.report_failure(request.model, error, reservation)
             raise
+
+    def _wait_for(self, request: Request) -> Generator[Wait, Any, Result]:
+        """The result of a request that was submitted."""
         try:
             yield request.wait
         finally:
@@ -208,7 +224,7 @@ class Engine:
         stage = None
         if code is Code.DEADLINE_EXCEEDED:
             stage = ExpiryStage.RUNNING if has_started else ExpiryStage.QUEUED
-        seconds = now - request.queued_at
+        seconds = now - request.queued_at + request.prefix_seconds
         self.events.add(FailureEvent(model.name, code, model.statistics, seconds, stage))
         request.end(error)
 
@@ -387,7 +403,7 @@ class Engine:
             with self._lock:
                 now = time.monotonic()
                 if batch.run_bytes >= LARGE_RUN_BYTES:
-                    self._model_to_trim, self._trim_at = model, now + TRIM_SECONDS
+                    self._model_to_trim, self._trim_at = model.whole_model, now + TRIM_SECONDS
                 self._queue.end_batch(batch, now)
                 if inline:  # the threads ask for the next batch by themselves
                     self._notify_if_needed()
@@ -444,7 +460,8 @@ class Engine:
                 request.unfinished_sequences -= 1
                 if not request.unfinished_sequences and self._queue.release(request):
                     complete.append(request)
-                    latencies.append(ended - request.queued_at)
+                    if not request.is_prefix:
+                        latencies.append(ended - request.queued_at + request.prefix_seconds)
             names = model.name, model.version, model.manifest.precision
             padding = computed_rows - rows
             event = RunEvent(*names, model.statistics, kind, rows, padding, *timestamps, queued_at, latencies)

@@ -49,6 +49,8 @@ PAIR_TENSORS = {
     GraphKind.WEIGHTS: 3.25,
     GraphKind.TOKENS: 1.25,
     GraphKind.QUERY: 0.0,
+    GraphKind.PREFIX: 2.25,
+    GraphKind.SUFFIX: 3.25,
     # Of one block.
     GraphKind.BLOCKS: 1.5,
     GraphKind.MASK_BLOCKS: 2.75,

@@ -58,7 +58,8 @@ class LoadedModel(ModelFacts):
         golden: Golden vectors that are replayed while it serves.
         statistics: What it has done.
         files: The copy of the artifact that its sessions map.
-        context: The stored context that every sequence attends to; None for a model of the repository.
+        context: The stored context or the prefix that every sequence attends to; None for a model of the
+            repository.
     """
 
     sessions: dict[GraphKind, Session]
@@ -137,6 +138,18 @@ class LoadedModel(ModelFacts):
         run = RunCost(timed.fixed + context.rows * timed.key_row, timed.query_row, timed.pair)
         attributes = self._with_graphs(cost, graphs, dict.fromkeys(graphs, run))
         return QueryModel(**attributes | {"context": context})
+
+    def with_prefix(self, context: Context) -> "PrefixModel":
+        """The same causal reranker as one that takes what follows a prefix: see `GraphKind.SUFFIX`."""
+        graph = self.manifest.graphs[GraphKind.SUFFIX]
+        inputs = tuple(spec for spec in graph.inputs if spec.name not in context.tensors)
+        suffix = graph.model_copy(update={"inputs": inputs})
+        plain = graph.model_copy(update={"inputs": inputs[:1]})
+        graphs = {GraphKind.PLAIN: plain, GraphKind.SUFFIX: suffix}
+        # Its layers are those of the whole model, and its pairs of rows cost the same.
+        run_costs = {GraphKind.SUFFIX: self.run_cost(GraphKind.LENGTHS)}
+        attributes = self._with_graphs(self.manifest.cost, graphs, run_costs)
+        return PrefixModel(**attributes | {"context": context, "whole": self})
 
     def _with_graphs(
         self, cost: Cost, graphs: Mapping[GraphKind, Graph], run_costs: Mapping[GraphKind, RunCost]
@@ -219,6 +232,11 @@ class LoadedModel(ModelFacts):
         """
         return count, self.padded_lengths(kind, longest)
 
+    @property
+    def whole_model(self) -> "LoadedModel":
+        """The model whose sequences are whole, which keeps no prefix in memory."""
+        return self
+
     def shrink_arena(self) -> None:
         """Returns memory that earlier runs left in the arena to the system, by running a single row."""
         sizes = self.manifest.min_lengths
@@ -297,6 +315,33 @@ class QueryModel(ContextModel):
     ) -> tuple[int, tuple[int, ...]]:
         """See `LoadedModel`."""
         return 1, (query_rows,)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PrefixModel(LoadedModel):
+    """A view of a causal reranker that takes what follows a prefix in the sequences of one request.
+
+    Attributes:
+        context: The keys and values of the prefix.
+        whole: The model.
+    """
+
+    context: Context
+    whole: LoadedModel
+    supports_padding = True
+
+    @property
+    def whole_model(self) -> LoadedModel:
+        """See `LoadedModel`."""
+        return self.whole
+
+    def mixed_graph(self, kind: GraphKind) -> GraphKind:
+        """See `ModelFacts`."""
+        return kind
+
+    def pairs(self, lengths: Sequence[int]) -> int:
+        """See `ModelFacts`: keys are also those of the prefix."""
+        return lengths[0] * (self.context.length + lengths[0])
 
 
 def output_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:

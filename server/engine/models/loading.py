@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -285,12 +285,22 @@ def _tokens(
         (text,),
         TextLimits(text_tokens=most),
         second_texts=second_texts,
+        **_default_prompt(manifest),
         cut=manifest.truncation_side,
         types=len(inputs) > 1,
         query=query,
     )
     columns = [encoded.ids.rows] if encoded.types is None else [encoded.ids.rows, encoded.types.rows]
     return {spec.name: rows[np.newaxis] for spec, rows in zip(inputs, columns, strict=False)}
+
+
+def _default_prompt(manifest: Manifest) -> dict[str, Any]:
+    """What a classifier puts around the texts of a request that does not name a prompt, as options."""
+    if (facts := manifest.classifier) is None:
+        return {}
+    if facts.templates:
+        return {"template": facts.templates[facts.default_prompt]}
+    return {"prefix": facts.prompts.get(facts.default_prompt, "")}
 
 
 def _check_manifest(manifest: Manifest, folder: Path, device: Device, max_tolerance: float) -> None:
@@ -326,7 +336,7 @@ def _open_sessions(
         return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}, {}
     one_thread = dataclasses.replace(device, threads=1)
     sessions = {kind: _open(manifest, folder, kind, one_thread, prepacked) for kind in manifest.graphs}
-    batched = {GraphKind.LENGTHS, GraphKind.CONTEXT_WEIGHTS}
+    batched = {GraphKind.LENGTHS, GraphKind.CONTEXT_WEIGHTS, GraphKind.SUFFIX}
     alone = [kind for kind in sessions if kind not in batched and device.threads != 1]
     return sessions, {kind: _open(manifest, folder, kind, device, {GraphKind.PLAIN}) for kind in alone}
 

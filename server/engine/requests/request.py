@@ -130,6 +130,8 @@ class Request:
         deadline: On `time.monotonic`'s clock, in seconds.
         caller: Whose request it is.
         timeline: Receives the runs; None if the request is not recorded.
+        is_prefix: Whether another request needs its result: see `server.engine.requests.shared_prefix`.
+        prefix_seconds: How long that took before; 0 without a prefix.
         queued_at: When it was queued.
         number: Its place in the order of arrival.
         share: Its caller, among those in the queue.
@@ -143,6 +145,7 @@ class Request:
 
     # Of the class, so that a request is made quickly.
     timeline: Timeline | None = None
+    is_prefix, prefix_seconds = False, 0.0
     is_done = False
     outcome: Result | EngineError | None = None
     queued_at: float

@@ -5,6 +5,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -12,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from attention_serving.artifact.encoder import NO_QUERY, QueryFacts
+from attention_serving.artifact.encoder import NO_QUERY, PairTemplate, QueryFacts
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -135,13 +136,14 @@ class TextTokenizer:
             size += count * (len(name.encode()) + len(SPACE))
         return size
 
-    def encode(
+    def encode(  # noqa: PLR0913 - one parameter is one option
         self,
         texts: tuple[Text, ...],
         limits: TextLimits = UNLIMITED,
         deadline: float = math.inf,
         *,
         second_texts: tuple[Text, ...] = (),
+        template: PairTemplate | None = None,
         prefix: str = "",
         cut: Side | None = None,
         offsets: bool = False,
@@ -158,6 +160,7 @@ class TextTokenizer:
             limits: Bounds of the texts.
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
             second_texts: The second text of each pair, without offsets; empty for single texts.
+            template: Makes one text of each pair, without special tokens beside its own.
             prefix: Is put before each text.
             cut: Which end of a text with too many tokens, special tokens included, is cut off: the left one
                 begins with the prefix. Of a pair, the longer text is cut, and then both. None refuses them.
@@ -176,9 +179,13 @@ class TextTokenizer:
         """
         ids, lengths, truncated, characters, starts, ends = array("q"), [], [], [], list[int](), list[int]()
         names = ["type_ids"] * types + [SPECIAL] * special
+        adds_special &= template is None
         columns = {name: array("q") for name in names}
         query = query if adds_special else NO_QUERY
         adds_special &= query.adds_special
+        finish = (
+            query.expand if template is None else partial(template.restore_suffix, most=limits.text_tokens)
+        )
         for index in range(len(texts)):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
@@ -187,6 +194,7 @@ class TextTokenizer:
             if second_texts:
                 name_of_second = f"the second text of pair {index}"
                 item.append(_decode(name_of_second, second_texts[index], limits.text_bytes))
+            item = item if template is None else [template.render(*item)]
             added = self._tokenizer.num_special_tokens_to_add(len(item) > 1) if adds_special else 0
             encoding, second, begin, kept = self._tokens(
                 name, item, limits.text_tokens, added, cut, offsets=offsets
@@ -196,7 +204,7 @@ class TextTokenizer:
             processed = self._tokenizer.post_process(encoding, second, add_special_tokens=adds_special)
             if not processed:
                 raise InvalidRequestError(TEXT, f"{name} does not contain any words")
-            expanded = query.expand(processed.ids)
+            expanded = finish(processed.ids)
             more = len(expanded) - len(processed)
             ids.extend(expanded)
             lengths.append(len(expanded))

@@ -12,7 +12,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_serving.artifact.encoder import NO_QUERY
+from attention_serving.artifact.encoder import NO_QUERY, PairTemplate
 from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, TensorSpec
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
@@ -162,14 +162,16 @@ def encode_texts(
     """
     texts, second_texts = decoded.texts, decoded.second_texts
     facts, prefix = model.encoder or model.classifier, _prompt(decoded, model)
+    template = _template(decoded, model)
     limits.check_sequences(TEXT, len(texts))
     if second_texts:
         _check_second_texts(decoded, model)
     query = model.encoder.query if model.encoder and decoded.input_kind == QUERY else NO_QUERY
     if reservation is not None:
-        characters = sum(map(len, (*texts, *second_texts))) + len(prefix) * len(texts)
-        added = query.expanded_length * len(texts)
-        reservation.add(token_bytes * min(bounds.tokens, characters + added))
+        added = prefix if template is None else template.render("", "")
+        characters = sum(map(len, (*texts, *second_texts))) + len(added.encode()) * len(texts)
+        expansion = query.expanded_length * len(texts)
+        reservation.add(token_bytes * min(bounds.tokens, characters + expansion))
     truncates = facts is not None and facts.truncates if decoded.truncate is None else decoded.truncate
     cut = decoded.truncation_side or model.manifest.truncation_side
     return model.text_tokenizer.encode(
@@ -177,7 +179,8 @@ def encode_texts(
         bounds,
         decoded.deadline,
         second_texts=second_texts,
-        prefix=prefix,
+        template=template,
+        prefix=prefix if template is None else "",
         cut=cut if truncates else None,
         query=query,
         **options,
@@ -196,9 +199,20 @@ def _check_second_texts(decoded: DecodedRequest, model: LoadedModel) -> None:
         raise InvalidRequestError(RETURN_OFFSETS, "needs single texts; the request has pairs")
 
 
+def _template(decoded: DecodedRequest, model: LoadedModel) -> PairTemplate | None:
+    """The template of the pairs of a request, whose prompt the model has; None without one."""
+    facts = model.classifier
+    if facts is None or not facts.templates:
+        return None
+    if not decoded.second_texts:
+        raise InvalidRequestError(PAIRS, f"is missing; model {model.name!r} scores pairs of texts only")
+    return facts.templates[facts.default_prompt if decoded.prompt is None else decoded.prompt]
+
+
 def _prompt(decoded: DecodedRequest, model: LoadedModel) -> str:
     """The text that is put before each text of a request."""
-    prompts, default = (model.encoder.prompts, model.encoder.default_prompt) if model.encoder else ({}, "")
+    facts = model.encoder or model.classifier
+    prompts, default = (facts.prompts, facts.default_prompt) if facts else ({}, "")
     name = default if decoded.prompt is None else decoded.prompt
     if decoded.input_kind:
         if decoded.prompt is not None:

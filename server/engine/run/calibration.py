@@ -41,7 +41,8 @@ NO_TURN = nullcontext()
 
 def calibrate(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost of runs of each of its graphs."""
-    run_costs = {kind: _run_cost(model, kind) for kind in model.sessions if kind not in OF_CONTEXTS}
+    untimed = (*OF_CONTEXTS, GraphKind.SUFFIX)
+    run_costs = {kind: _run_cost(model, kind) for kind in model.sessions if kind not in untimed}
     model.shrink_arena()
     context_cost = _context_cost(model) if GraphKind.CONTEXT in model.sessions else UNTIMED_CONTEXT
     return dataclasses.replace(model, costs=Costs(run_costs, context_cost))

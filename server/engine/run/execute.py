@@ -64,10 +64,12 @@ def run_batch(
         if model.row_multiple > 1:
             rows = _padded_rows(model, kind, sequences)
         inputs = {spec.name: _pad(model, spec, sequences, rows, session) for spec in graph.inputs}
+        if model.context is not None:
+            inputs.update(session.context_inputs(model.context))
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
-    if model.context is not None:
+    if isinstance(model, QueryModel):
         results = _split_rows(graph, outputs, sequences)
     else:
         results = _split(graph, outputs, sequences, is_padded=bool(rows))

@@ -300,6 +300,7 @@ class AttentionClient(Connection):
         *,
         context: Context | str | None = None,
         top_n: int | None = None,
+        prompt: str | None = None,
         truncate: bool | None = None,
         truncation_side: Side | None = None,
         raw_scores: bool = False,
@@ -320,6 +321,8 @@ class AttentionClient(Connection):
             context: For multi-vector encoders, stored documents in place of texts: a `Context`, or the id of
                 one. Rankings have the places of documents in the order in which they were put.
             top_n: Number of rankings that are returned, from 1; None means all.
+            prompt: Name of one of the model's prompts, such as an instruction; empty for none. None means the
+                model's default prompt, if it has one.
             truncate: Whether pairs with more tokens than the model takes are cut rather than refused: the
                 longer text first, and then both. None means the model's setting, and then pairs that were cut
                 raise a `TextTruncatedWarning`.
@@ -335,7 +338,7 @@ class AttentionClient(Connection):
             AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version)
-        text_options = {"truncate": truncate, "truncation_side": truncation_side}
+        text_options = {"prompt": prompt, "truncate": truncate, "truncation_side": truncation_side}
         call = encode_rerank(options, query, texts, top_n, context, raw_scores=raw_scores, **text_options)
         return self._answer(call, timeout)
 
@@ -345,6 +348,7 @@ class AttentionClient(Connection):
         texts: str | Texts,
         pairs: str | Texts | None = None,
         *,
+        prompt: str | None = None,
         truncate: bool | None = None,
         truncation_side: Side | None = None,
         raw_scores: bool = False,
@@ -360,6 +364,7 @@ class AttentionClient(Connection):
             model: Name of the model.
             texts: One text, or a list of texts.
             pairs: The second text of each pair: in the form of `texts`; None for single texts.
+            prompt: As in `rerank`.
             truncate: As in `rerank`.
             truncation_side: As in `rerank`.
             raw_scores: As in `rerank`.
@@ -370,7 +375,7 @@ class AttentionClient(Connection):
             float32: (L,) for one text or pair, otherwise (B, L).
         """
         options = self._options(model, version)
-        text_options = {"truncate": truncate, "truncation_side": truncation_side}
+        text_options = {"prompt": prompt, "truncate": truncate, "truncation_side": truncation_side}
         call = encode_scores(options, texts, pairs, raw_scores=raw_scores, **text_options)
         return self._answer(call, timeout)
 
