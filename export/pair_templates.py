@@ -40,8 +40,8 @@ def read_templates(reranker: CausalReranker, prompts: Mapping[str, str]) -> dict
 
 def _read_template(reranker: CausalReranker, prompt: str) -> PairTemplate:
     text = _render(reranker, prompt, QUERY, DOCUMENT)
-    before, _, rest = text.partition(QUERY)
-    between, _, after = rest.partition(DOCUMENT)
+    before, _, tail = text.partition(QUERY)
+    between, _, after = tail.partition(DOCUMENT)
     if text != f"{before}{QUERY}{between}{DOCUMENT}{after}" or QUERY in after or DOCUMENT in after:
         raise ExportError(
             "the chat template must write the query once, and later the document once; it writes "

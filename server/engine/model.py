@@ -149,7 +149,7 @@ class LoadedModel(ModelFacts):
         # Its layers are those of the whole model, and its pairs of rows cost the same.
         run_costs = {GraphKind.SUFFIX: self.run_cost(GraphKind.LENGTHS)}
         attributes = self._with_graphs(self.manifest.cost, graphs, run_costs)
-        return PrefixModel(**attributes | {"context": context, "whole": self})
+        return PrefixModel(**attributes | {"context": context, "base_model": self})
 
     def _with_graphs(
         self, cost: Cost, graphs: Mapping[GraphKind, Graph], run_costs: Mapping[GraphKind, RunCost]
@@ -323,17 +323,17 @@ class PrefixModel(LoadedModel):
 
     Attributes:
         context: The keys and values of the prefix.
-        whole: The model.
+        base_model: The model.
     """
 
     context: Context
-    whole: LoadedModel
+    base_model: LoadedModel
     supports_padding = True
 
     @property
     def whole_model(self) -> LoadedModel:
         """See `LoadedModel`."""
-        return self.whole
+        return self.base_model
 
     def mixed_graph(self, kind: GraphKind) -> GraphKind:
         """See `ModelFacts`."""
