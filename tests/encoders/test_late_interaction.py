@@ -117,12 +117,12 @@ def test_scores_equal_the_library_in_blocks_of_any_size(
 ) -> None:
     """Of documents and queries without vectors, too."""
     monkeypatch.setattr(late_interaction, "BLOCK_NUMBERS", numbers)
-    monkeypatch.setattr(late_interaction, "STEP_PRODUCTS", numbers)
+    monkeypatch.setattr(late_interaction, "STEP_BLOCKS", 3)
     queries, documents = random_rows(ROWS, 1), random_rows(LENGTHS, 2)
     judge = {"maxsim": maxsim, "meanmaxsim": mean_maxsim}[similarity]
     expected = judge([*map(torch.tensor, queries)], [*map(torch.tensor, documents)]).numpy()
     tensors = {DOCUMENT_VECTORS: np.concatenate(documents), DOCUMENT_LENGTHS: np.array(LENGTHS)}
-    options: Any = {"facts": LateInteractionFacts(similarity=similarity), "token_counts": (), "truncated": ()}
+    options: Any = {"facts": LateInteractionFacts(similarity=similarity)}
     stored = Comparison(
         places=[(0,), (1,), (2,), (0,)],
         context=Context(id="", nbytes=0, length=sum(LENGTHS), tensors=tensors),

@@ -161,7 +161,7 @@ class TextTokenizer:
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
             second_texts: The second text of each pair, without offsets; empty for single texts.
             template: Makes one text of each pair, without special tokens beside its own.
-            prefix: Is put before each text.
+            prefix: Is put before each text, if there is no template.
             cut: Which end of a text with too many tokens, special tokens included, is cut off: the left one
                 begins with the prefix. Of a pair, the longer text is cut, and then both. None refuses them.
             offsets: Whether the result contains the characters of each token.
@@ -183,6 +183,7 @@ class TextTokenizer:
         columns = {name: array("q") for name in names}
         query = query if adds_special else NO_QUERY
         adds_special &= query.adds_special
+        prefix = prefix if template is None else ""
         finish = (
             query.expand if template is None else partial(template.restore_suffix, most=limits.text_tokens)
         )
