@@ -282,7 +282,10 @@ REFUSALS: dict[str, tuple[str, Fields]] = {
     "return_token_vectors: model 'splade' lacks this head": (SPLADE, SPARSE_OPTIONS | TOKEN_VECTORS),
     "return_token_vectors: model 'splade' lacks this head; send sparse": (SPLADE, {}),
     "return_weights: cannot be combined with sparse": (M3, SPARSE_OPTIONS | {"return_weights": True}),
-    "return_weights: cannot be combined with return_token_vectors; send embedding": (M3, {"return_weights": True}),
+    "return_weights: cannot be combined with return_token_vectors; send embedding": (
+        M3,
+        {"return_weights": True},
+    ),
     "output_data_type: INT8 is for embeddings": (
         M3,
         EMBEDDING_OPTIONS | TOKEN_VECTORS | {"output_data_type": "DATA_TYPE_INT8"},

@@ -4,6 +4,7 @@ import re
 import runpy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -293,6 +294,19 @@ def test_distinct_texts_run_once_and_limits_hold(models: dict[str, LoadedModel])
         stored = pb.PutContextRequest(model_name=COLBERT, text=pb.TextSequences(texts="a"))
         assert refusal(lambda: stub.PutContext(stored)) == large
         wait_until(lambda: served.engine.budget.held_bytes == served.engine.contexts.held_bytes == 0)
+
+
+def test_as_many_pairs_as_a_request_may_have(models: dict[str, LoadedModel]) -> None:
+    """Though they are more sequences, with the query."""
+    with Served(models[COLBERT], limits=Limits(max_sequences=4)) as served:
+        stub = AttentionServiceStub(served.channel)
+        for count, expected in ((4, None), (5, (ARGUMENT, "LIMIT_EXCEEDED", "text"))):
+            text = pb.TextSequences(texts=["a"] * count, pairs="bcdef"[:count])
+            request = partial(stub.Attend, pb.AttendRequest(model_name=COLBERT, text=text))
+            if expected is None:
+                assert list(request().context_vectors.lengths) == [1] * count
+            else:
+                assert refusal(request) == expected
 
 
 def test_stored_documents_of_another_identity_are_invisible(

@@ -22,7 +22,8 @@ def prefix_of(request: Request, limits: Limits) -> Request | None:
 
     Args:
         request: A request to a model with the graph `prefix`, which has not been submitted.
-        limits: The keys and values may take as much memory as a result.
+        limits: The keys and values may take as much memory as a result; and the sequences run whole after
+            it, which takes more memory than in blocks.
     """
     model, sequences = request.model, request.sequences
     if len(sequences) == 1:
@@ -39,6 +40,8 @@ def prefix_of(request: Request, limits: Limits) -> Request | None:
         for sequence, ids in zip(sequences, rows, strict=True)
     )
     if saved - plan.seconds < LEAST_GAIN_SECONDS or plan.result_bytes > limits.max_result_bytes:
+        return None
+    if model.run_bytes(GraphKind.SUFFIX, 1, (max(map(len, rows)),)) > limits.max_run_bytes:
         return None
     prefix = Plan(
         graph=GraphKind.PREFIX,

@@ -290,6 +290,8 @@ def _check_sequence_lengths(
                 continue
             raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_list}")
         row_counts = inputs[name].lengths
+        if not decoded.kinds:  # otherwise pairs were counted
+            limits.check_sequences(name, len(row_counts))
         _check_lengths(name, row_counts, spec, model, limits)
         other, expected = bound.setdefault(str(spec.length_axis), (name, row_counts))
         if row_counts != expected and len(row_counts) == len(expected):
@@ -306,7 +308,6 @@ def _check_sequence_lengths(
 def _check_lengths(
     name: str, lengths: tuple[int, ...], spec: TensorSpec, model: LoadedModel, limits: Limits
 ) -> None:
-    limits.check_sequences(name, len(lengths))
     if not lengths:
         raise InvalidRequestError(name, "does not contain any sequence")
     shortest, longest, axis = min(lengths), max(lengths), spec.length_axis
