@@ -157,7 +157,7 @@ def test_the_audit_compares_what_follows_a_prefix_and_counts_its_memory(
     with served(model, cost) as (running, _), AttentionClient(running.target) as client:
         metrics = Metrics()
         metrics.loaded(running.engine.repository)
-        audit = Audit(running.engine, lambda *_: None, metrics, 1.0)
+        audit = Audit(running.engine, lambda *_: False, metrics, 1.0)
         client.rerank(QWEN, QUERY, ["a", "b"])  # one run after the prefix
         client.rerank(QWEN, QUERY, ["a", LONG[:24]])  # and one for each pair
         wait_until(lambda: not running.engine.load().runs)
