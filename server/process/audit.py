@@ -220,6 +220,6 @@ def comparison_graph(
         return sequence.plan.graph
     plain = GraphKind.PLAIN if sequence.mask is None else GraphKind.MASK
     selects = sequence.encoder_outputs is not None or sequence.head_selection is not None
-    others = (plain, *IN_BLOCKS.values(), *OF_RERANKERS, GraphKind.QUERY)
-    is_comparable = graph not in others and not selects
+    incomparable = (plain, *IN_BLOCKS.values(), *OF_RERANKERS, GraphKind.QUERY)
+    is_comparable = graph not in incomparable and not selects
     return plain if is_comparable and plain in model.sessions else None

@@ -162,7 +162,7 @@ def tokenize_documents(
     kind, facts = decoded.input_kind or DOCUMENT, _facts(model)
     encoded = _tokenize(decoded, decoded.texts, kind, model, limits, reservation)
     (ids,) = encoded.inputs.values()
-    return encoded, np.array([has_vectors(each, facts, kind).sum() for each in split(ids.rows, ids.lengths)])
+    return encoded, np.array([has_vectors(part, facts, kind).sum() for part in split(ids.rows, ids.lengths)])
 
 
 def tokenize_comparison(
@@ -205,10 +205,10 @@ def tokenize_comparison(
         cut += [len(kinds) + at for at in encoded.truncated]
         kinds += [kind] * len(places)
         ids += encoded.inputs.values()
-    counts = ids[-1].lengths if context is None else context.tensors[DOCUMENT_LENGTHS]
+    counts = np.array(ids[-1].lengths) if context is None else context.tensors[DOCUMENT_LENGTHS]
     # Of a vector, or of its products with a query.
     numbers = max(int(model.outputs[CONTEXT_VECTORS].axes[-1]), *ids[0].lengths)
-    block = min(numbers * int(sum(counts)), max(BLOCK_NUMBERS, numbers * int(max(counts))))
+    block = min(numbers * int(counts.sum()), max(BLOCK_NUMBERS, numbers * int(counts.max())))
     reservation.add(2 * THREADS * FLOAT_BYTES * block + 2 * size)
     lengths = tuple(length for part in ids for length in part.lengths)
     inputs = {model.inputs[0].name: Ragged(np.concatenate([part.rows for part in ids]), lengths)}

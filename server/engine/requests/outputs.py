@@ -80,7 +80,7 @@ def check_selection(
             if spec.name in HEADS[SPARSE] and sizes:
                 work = SELECTION_FACTOR * max(sizes)  # of one sequence at a time
                 most = FLOAT_BYTES * outputs.most_weights
-                sizes = [2 * min(each, most or each) for each in sizes]  # a weight, and as much for its id
+                sizes = [2 * min(full, most or full) for full in sizes]  # a weight, and as much for its id
             size += sum(sizes)
     if decoded.head_selection is not None and model.weights_output is not None:
         unselected = _unselected_heads(decoded.head_selection, model.weights_output, model.name)

@@ -213,7 +213,7 @@ class TextTokenizer:
                 values.extend([*getattr(processed, column), *[int(column == SPECIAL)] * more])
             if offsets:
                 token_offsets = _offsets(processed, encoding, begin - len(prefix))
-                characters.append(np.pad(token_offsets, ((0, more), (0, 0))))
+                characters += [token_offsets, np.zeros((more, 2), token_offsets.dtype)]
                 for bounds, character in zip((starts, ends), kept or (0, len(text)), strict=True):
                     bounds.append(max(0, character - len(prefix)))
             if len(ids) > limits.tokens:
