@@ -14,11 +14,7 @@ from attention_client.enrich.options import OUTPUTS, EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
 from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from attention_serving.server.api.attention.requests import (
-    NAME_BY_ENUM,
-    OUTPUTS_OF_HEADS,
-    quantisation_range,
-)
+from attention_serving.server.api.attention.requests import NAME_BY_ENUM, quantisation_range
 from attention_serving.server.api.attention.responses import describe
 from attention_serving.server.api.tensors import OutputPlaceholder
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
@@ -113,6 +109,7 @@ class LocalBackend:
             return_weights=self._options.weights,
             dimensions=self._options.dimensions or 0,
             encoder_outputs=self._outputs,
+            input_kind=self._options.input_kind or "",
         )
         return partial(self._result, future)
 
@@ -162,8 +159,7 @@ def _encoder_outputs(options: EnrichOptions, encoder: EncoderFacts | None) -> En
     """What results of a text encoder have, as those of a request of the client."""
     if encoder is None:
         return None
-    fields, most = dict(zip(OUTPUTS, HEADS, strict=True)), None
-    names = [name for head in options.heads for name in OUTPUTS_OF_HEADS[fields[head]]]
-    if encoder.sparse is not None and "sparse" in options.heads:
-        most = options.top_k or encoder.sparse.max_active
-    return EncoderOutputs(frozenset(names), most, options.input_kind or "")
+    outputs = dict(zip(OUTPUTS, HEADS.values(), strict=True))
+    names = [name for head in options.heads for name in outputs[head]]
+    max_active = 0 if encoder.sparse is None else encoder.sparse.max_active
+    return EncoderOutputs(frozenset(names), options.top_k or max_active)

@@ -194,7 +194,7 @@ def default_model(repository: Repository, call: Call, *kinds: ModelKind, heads: 
         return default
     for kind in kinds:
         of_kind = [model for model in models if getattr(model, kind)]
-        suited = [model for model in of_kind if model.heads.keys() >= set(heads)] or of_kind
+        suited = [model for model in of_kind if {*model.heads} >= {*heads}] or of_kind
         if len(names := {model.name for model in suited}) == 1:
             return names.pop()
         if names:

@@ -403,7 +403,7 @@ class Engine:
             with self._lock:
                 now = time.monotonic()
                 if batch.run_bytes >= LARGE_RUN_BYTES:
-                    self._model_to_trim, self._trim_at = model.whole_model, now + TRIM_SECONDS
+                    self._model_to_trim, self._trim_at = model.base_model or model, now + TRIM_SECONDS
                 self._queue.end_batch(batch, now)
                 if inline:  # the threads ask for the next batch by themselves
                     self._notify_if_needed()

@@ -1,7 +1,7 @@
 """What is known of a model by its manifest: what it takes and returns, and the sizes of its runs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
@@ -9,9 +9,11 @@ from operator import mul
 from attention_serving.artifact.encoder import (
     ATTENTION_WEIGHTS,
     CONTEXT_VECTORS,
+    EMBEDDING,
     LOGITS,
     SCORES,
     SPARSE_EMBEDDING,
+    TOKEN_WEIGHTS,
     ClassifierFacts,
     EncoderFacts,
     LateInteractionFacts,
@@ -55,9 +57,14 @@ PAIR_TENSORS = {
     GraphKind.BLOCKS: 1.5,
     GraphKind.MASK_BLOCKS: 2.75,
 }
-# What a text encoder may return for a text, by the field of requests that asks for it.
+# What a text encoder may return for a text, by the field of requests that asks for it: the outputs of graphs
+# that it is made of.
 EMBEDS, SPARSE, TOKEN_VECTORS = "embedding", "sparse", "return_token_vectors"
-HEADS = {EMBEDS: "dense embeddings", SPARSE: "sparse embeddings", TOKEN_VECTORS: "token vectors"}
+HEADS = {
+    EMBEDS: (EMBEDDING,),
+    SPARSE: (SPARSE_EMBEDDING, TOKEN_WEIGHTS),
+    TOKEN_VECTORS: (CONTEXT_VECTORS,),
+}
 # Heads that are expected of a module that does not state them.
 UNKNOWN_HEADS = 8
 
@@ -156,12 +163,10 @@ class ModelFacts:
         return {spec.name: spec for kind in kinds for spec in graphs[kind].outputs}
 
     @cached_property
-    def heads(self) -> Mapping[str, str]:
-        """The heads of a text encoder, a part of `HEADS`; empty for any other model."""
-        if (encoder := self.encoder) is None:
-            return {}
-        has = encoder.embedding_width, encoder.sparse, CONTEXT_VECTORS in self.outputs
-        return {field: name for (field, name), is_there in zip(HEADS.items(), has, strict=True) if is_there}
+    def heads(self) -> list[str]:
+        """The heads of a text encoder, by their fields: see `HEADS`; empty for any other model."""
+        is_encoder = self.encoder is not None
+        return [field for field, names in HEADS.items() if is_encoder and self.outputs.keys() & names]
 
     @cached_property
     def length_limits(self) -> dict[str, dict[str, int]]:
@@ -217,7 +222,7 @@ class ModelFacts:
         """The graph that runs sequences of unequal lengths together, each of which alone runs on `kind`."""
         return GraphKind.LENGTHS if kind is GraphKind.PLAIN and self.attends_to_padding else kind
 
-    def first_position(self, query_length: int) -> int:  # noqa: ARG002 - see `QueryModel`
+    def first_position(self, query_length: int) -> int:  # noqa: ARG002 - see `ContextModel`
         """The position of the first of a sequence's rows, where a request does not state them."""
         return 0
 
@@ -281,8 +286,6 @@ class ModelFacts:
 
     def run_bytes(self, kind: GraphKind, batch: int, lengths: Sequence[int]) -> int:
         """Expected memory of one run on this machine, in bytes; arguments as for `seconds`."""
-        if kind is GraphKind.QUERY:  # looks up a weight for each token
-            return 4 * batch * ROW_TENSORS * lengths[0]
         rows = sum(map(mul, lengths, self._row_elements))
         if (weights := self.outputs.get(SPARSE_EMBEDDING)) is not None:
             rows += int(weights.axes[1])

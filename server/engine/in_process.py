@@ -135,6 +135,7 @@ class InProcessModel:
         dimensions: int = 0,
         context: ContextModel | None = None,
         encoder_outputs: EncoderOutputs | None = None,
+        input_kind: str = "",
     ) -> Future[Result]:
         """Computes one request on a thread of the model.
 
@@ -146,14 +147,17 @@ class InProcessModel:
             context: What the queries attend to, in place of keys and values: see `put_context`.
             encoder_outputs: For text encoders: what the result has; None for the outputs of the cheapest
                 graph as they are.
+            input_kind: The kind of the texts: see `DecodedRequest`.
 
         Returns:
             A future that resolves with the result, or with an `EngineError` if the request is refused.
         """
-        decoded = DecodedRequest(return_weights=return_weights, dimensions=dimensions)
-        if encoder_outputs is not None:
-            decoded.encoder_outputs, decoded.output_names = encoder_outputs, encoder_outputs.names
-            decoded.input_kind = encoder_outputs.kind
+        decoded = DecodedRequest(
+            return_weights=return_weights,
+            dimensions=dimensions,
+            encoder_outputs=encoder_outputs,
+            input_kind=input_kind,
+        )
         model = self.model if context is None else context
         return self._threads.submit(self._compute, model, decoded, inputs)
 

@@ -60,6 +60,7 @@ class LoadedModel(ModelFacts):
         files: The copy of the artifact that its sessions map.
         context: The stored context or the prefix that every sequence attends to; None for a model of the
             repository.
+        base_model: The model of the repository, of one with a prefix.
     """
 
     sessions: dict[GraphKind, Session]
@@ -73,6 +74,7 @@ class LoadedModel(ModelFacts):
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     files: ArtifactCopy | None = None
     context: Context | None = None
+    base_model: "LoadedModel | None" = None
 
     def __post_init__(self) -> None:
         for kind in self.manifest.graphs:
@@ -137,7 +139,7 @@ class LoadedModel(ModelFacts):
         cost, timed = Cost(flops_per_query=1, flops_per_key=0, flops_per_pair=1), self.costs.context_cost
         run = RunCost(timed.fixed + context.rows * timed.key_row, timed.query_row, timed.pair)
         attributes = self._with_graphs(cost, graphs, dict.fromkeys(graphs, run))
-        return QueryModel(**attributes | {"context": context})
+        return ContextModel(**attributes | {"context": context})
 
     def with_prefix(self, context: Context) -> "PrefixModel":
         """The same causal reranker as one that takes what follows a prefix: see `GraphKind.SUFFIX`."""
@@ -217,7 +219,7 @@ class LoadedModel(ModelFacts):
         kind: GraphKind,
         count: int,
         longest: tuple[int, ...],
-        query_rows: int,  # noqa: ARG002 - see `QueryModel`
+        query_rows: int,  # noqa: ARG002 - see `ContextModel`
     ) -> tuple[int, tuple[int, ...]]:
         """The size of a run of several sequences.
 
@@ -231,11 +233,6 @@ class LoadedModel(ModelFacts):
             Number of sequences that the graph sees, and their length on each axis.
         """
         return count, self.padded_lengths(kind, longest)
-
-    @property
-    def whole_model(self) -> "LoadedModel":
-        """The model whose sequences are whole, which keeps no prefix in memory."""
-        return self
 
     def shrink_arena(self) -> None:
         """Returns memory that earlier runs left in the arena to the system, by running a single row."""
@@ -267,21 +264,13 @@ class LoadedModel(ModelFacts):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ContextModel(LoadedModel):
-    """A view of a model with a stored context.
+    """A view of a model that takes queries, which attend to a stored context.
 
-    Queries that are compared with documents run on the model itself, together with its other requests.
+    Sequences that run together are concatenated to one: nothing is padded. Queries that are compared with
+    documents run on the model itself instead, together with its other requests.
     """
 
     context: Context
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class QueryModel(ContextModel):
-    """A view of a model that takes queries, which attend to a stored context.
-
-    Sequences that run together are concatenated to one: nothing is padded.
-    """
-
     supports_padding = True
 
     def mixed_graph(self, kind: GraphKind) -> GraphKind:
@@ -319,21 +308,10 @@ class QueryModel(ContextModel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PrefixModel(LoadedModel):
-    """A view of a causal reranker that takes what follows a prefix in the sequences of one request.
-
-    Attributes:
-        context: The keys and values of the prefix.
-        base_model: The model.
-    """
+    """A view of a causal reranker that takes what follows a prefix in the sequences of one request."""
 
     context: Context
-    base_model: LoadedModel
     supports_padding = True
-
-    @property
-    def whole_model(self) -> LoadedModel:
-        """See `LoadedModel`."""
-        return self.base_model
 
     def mixed_graph(self, kind: GraphKind) -> GraphKind:
         """See `ModelFacts`."""

@@ -84,16 +84,13 @@ class EncoderOutputs(NamedTuple):
     """What a result has of the heads of a text encoder.
 
     Attributes:
-        names: The outputs that it is made of. Others of the graph are dropped after the run.
-        most_weights: Makes `SPARSE_INDICES` and `SPARSE_VALUES` of the output with weights: the largest so
-            many, 0 for all. None without sparse embeddings.
-        kind: The kind of the texts, as of a `DecodedRequest`: of token vectors, those that a multi-vector
-            encoder skips in such texts are dropped.
+        names: The outputs that it is made of. Others of the graph are dropped after the run, and so are token
+            vectors that a multi-vector encoder skips.
+        most_weights: Number of the largest weights that a sparse embedding has, 0 for all.
     """
 
     names: frozenset[str]
-    most_weights: int | None = None
-    kind: str = ""
+    most_weights: int = 0
 
 
 class HeadSelection(NamedTuple):
@@ -120,8 +117,8 @@ class DecodedRequest:
         return_weights: Whether the result contains the attention weights.
         head_selection: Which of them, if the result contains them; None for all.
         output_names: Outputs that the result contains, if the cheapest graph does not have all of them.
-        encoder_outputs: For text encoders: what the result has in place of all outputs as they are.
-        kinds: The kind of each sequence if they differ; otherwise empty.
+        encoder_outputs: For text encoders, in place of `output_names`: what the result is made of.
+        kinds: The kind of each sequence, in place of `input_kind`, if they differ; otherwise empty.
         dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
         normalised: For text encoders: whether embeddings have length 1; None for the setting of the model.
         prompt: For texts: the name of the prompt that is put before each, empty for none; None for that of

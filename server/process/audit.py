@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attention_serving.artifact.encoder import SPARSE_EMBEDDING
-from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.artifact.manifest import IN_BLOCKS, OF_RERANKERS, GraphKind
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import compare
@@ -123,7 +123,9 @@ class Audit(PeriodicThread):
         if alone is None or not all(np.isfinite(array).all() for array in sequence.inputs.values()):
             return  # the next run is considered
         self._countdown = self._interval
-        size = sum(array.nbytes for array in (*sequence.inputs.values(), *results.values()))
+        # A prefix is of one request, and is kept in memory by the sample.
+        prefix = model.context.tensors.values() if graph is GraphKind.SUFFIX and model.context else ()
+        size = sum(array.nbytes for array in (*sequence.inputs.values(), *results.values(), *prefix))
         with self._lock:
             if size + sum(sample.nbytes for sample in self._samples) > MAX_BYTES:
                 self._metrics.audited(model, AuditResult.DROPPED)
@@ -218,5 +220,6 @@ def comparison_graph(
         return sequence.plan.graph
     plain = GraphKind.PLAIN if sequence.mask is None else GraphKind.MASK
     selects = sequence.encoder_outputs is not None or sequence.head_selection is not None
-    is_comparable = graph is not plain and graph not in IN_BLOCKS.values() and not selects
+    incomparable = (plain, *IN_BLOCKS.values(), *OF_RERANKERS, GraphKind.QUERY)
+    is_comparable = graph not in incomparable and not selects
     return plain if is_comparable and plain in model.sessions else None

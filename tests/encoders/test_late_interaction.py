@@ -4,6 +4,7 @@ import re
 import runpy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,12 +118,12 @@ def test_scores_equal_the_library_in_blocks_of_any_size(
 ) -> None:
     """Of documents and queries without vectors, too."""
     monkeypatch.setattr(late_interaction, "BLOCK_NUMBERS", numbers)
-    monkeypatch.setattr(late_interaction, "STEP_PRODUCTS", numbers)
+    monkeypatch.setattr(late_interaction, "STEP_BLOCKS", 3)
     queries, documents = random_rows(ROWS, 1), random_rows(LENGTHS, 2)
     judge = {"maxsim": maxsim, "meanmaxsim": mean_maxsim}[similarity]
     expected = judge([*map(torch.tensor, queries)], [*map(torch.tensor, documents)]).numpy()
     tensors = {DOCUMENT_VECTORS: np.concatenate(documents), DOCUMENT_LENGTHS: np.array(LENGTHS)}
-    options: Any = {"facts": LateInteractionFacts(similarity=similarity), "token_counts": (), "truncated": ()}
+    options: Any = {"facts": LateInteractionFacts(similarity=similarity)}
     stored = Comparison(
         places=[(0,), (1,), (2,), (0,)],
         context=Context(id="", nbytes=0, length=sum(LENGTHS), tensors=tensors),
@@ -293,6 +294,19 @@ def test_distinct_texts_run_once_and_limits_hold(models: dict[str, LoadedModel])
         stored = pb.PutContextRequest(model_name=COLBERT, text=pb.TextSequences(texts="a"))
         assert refusal(lambda: stub.PutContext(stored)) == large
         wait_until(lambda: served.engine.budget.held_bytes == served.engine.contexts.held_bytes == 0)
+
+
+def test_as_many_pairs_as_a_request_may_have(models: dict[str, LoadedModel]) -> None:
+    """Though they are more sequences, with the query."""
+    with Served(models[COLBERT], limits=Limits(max_sequences=4)) as served:
+        stub = AttentionServiceStub(served.channel)
+        for count, expected in ((4, None), (5, (ARGUMENT, "LIMIT_EXCEEDED", "text"))):
+            text = pb.TextSequences(texts=["a"] * count, pairs="bcdef"[:count])
+            request = partial(stub.Attend, pb.AttendRequest(model_name=COLBERT, text=text))
+            if expected is None:
+                assert list(request().context_vectors.lengths) == [1] * count
+            else:
+                assert refusal(request) == expected
 
 
 def test_stored_documents_of_another_identity_are_invisible(

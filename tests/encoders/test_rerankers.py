@@ -22,8 +22,11 @@ from attention_serving.model.text_folders import load
 from attention_serving.model.text_reranker import CausalReranker
 from attention_serving.protos.tei.v1 import tei_pb2 as tei
 from attention_serving.server.engine.costs import RunCost
+from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.observe.metrics import Metrics
+from attention_serving.server.process.audit import Audit, Sample
 from tests.encoders.rerankers import (
     FLAT,
     ONE_RERANKER,
@@ -46,6 +49,8 @@ QUERY = "what to eat? {{ no }}"
 # Of unequal lengths; one is empty, one has special tokens, and one is that of another by its first tokens.
 DOCUMENTS = ["Life is short, eat dessert first", "a", "", " </s>\n<s>yes ", "人生短暂\n\n", "Life is short"]
 LONG = "a dessert " * 60
+# Of a pair.
+MOST_TOKENS = 160
 PAIRS = [(QUERY, document) for document in DOCUMENTS]
 # A row costs much, and a run nothing, so that a prefix is always shared; or the other way round.
 SHARED, WHOLE = RunCost(fixed=0, row=1e-4, pair=0), RunCost(fixed=1e-4, row=0, pair=0)
@@ -58,10 +63,13 @@ def load_reranker(name: str) -> LoadedModel:
 
 
 @contextmanager
-def served(model: LoadedModel, cost: RunCost) -> Iterator[tuple[Served, list[bool]]]:
+def served(
+    model: LoadedModel, cost: RunCost, limits: Limits | None = None
+) -> Iterator[tuple[Served, list[bool]]]:
     """A server of a model, and for each run whether it continues a prefix."""
     runs = list[bool]()
-    with Served(tapped(costing(model, cost), lambda inputs: runs.append(PREFIX[0] in inputs))) as running:
+    model = tapped(costing(model, cost), lambda inputs: runs.append(PREFIX[0] in inputs))
+    with Served(model, limits=limits) as running:
         yield running, runs
 
 
@@ -128,6 +136,39 @@ def test_a_prefix_is_not_computed_if_it_saves_no_time() -> None:
     with served(load_reranker(QWEN), cost) as (running, runs), AttentionClient(running.target) as client:
         client.rerank(QWEN, QUERY, DOCUMENTS)
     assert not any(runs)
+
+
+@pytest.mark.parametrize("kind", [GraphKind.PLAIN, GraphKind.SUFFIX])
+def test_a_prefix_is_not_computed_if_what_follows_takes_too_much_memory(kind: GraphKind) -> None:
+    """After a prefix, pairs take more memory than without one."""
+    model = load_reranker(QWEN)
+    limits = Limits(max_run_bytes=model.run_bytes(kind, 1, (MOST_TOKENS,)))
+    with served(model, SHARED, limits) as (running, runs), AttentionClient(running.target) as client:
+        client.classify(QWEN, [QUERY] * 2, [LONG] * 2, truncate=True)
+    assert any(runs) is (kind is GraphKind.SUFFIX)
+
+
+def test_the_audit_compares_what_follows_a_prefix_and_counts_its_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    samples = list[Sample]()
+    model = load_reranker(QWEN)
+    cost = RunCost(fixed=2e-3, row=1e-4, pair=0)
+    with served(model, cost) as (running, _), AttentionClient(running.target) as client:
+        metrics = Metrics()
+        metrics.loaded(running.engine.repository)
+        audit = Audit(running.engine, lambda *_: False, metrics, 1.0)
+        client.rerank(QWEN, QUERY, ["a", "b"])  # one run after the prefix
+        client.rerank(QWEN, QUERY, ["a", LONG[:24]])  # and one for each pair
+        wait_until(lambda: not running.engine.load().runs)
+        while audit._samples:
+            samples.append(audit._samples[0])
+            audit.audit_next()
+    assert "sequence not audited" not in caplog.text
+    assert {sample.graph for sample in samples} == {GraphKind.SUFFIX}
+    for sample in samples:
+        assert sample.model.context is not None
+        assert sample.nbytes > sample.model.context.nbytes > 0
 
 
 @pytest.mark.parametrize("held", [GraphKind.PREFIX, GraphKind.SUFFIX])

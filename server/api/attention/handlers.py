@@ -186,12 +186,12 @@ class Attend(InferenceMethod):
         decoded = requests.decode(parsed, {}, allowance)
         decoded.deadline = deadline
         decoded, comparison = tokenize_comparison(decoded, model, *allowance)
-        prefix = (
-            responses.encode_reply_header(decoded, model)
-            + pb.AttendResponse(
-                token_counts=comparison.token_counts, truncated=comparison.truncated
-            ).SerializeToString()
-        )
+        (ids,), cut = decoded.inputs.values(), set(decoded.truncated)
+        prefix = responses.encode_reply_header(decoded, model)
+        prefix += pb.AttendResponse(
+            token_counts=[sum(ids.lengths[at] for at in places) for places in comparison.places],
+            truncated=[at for at, places in enumerate(comparison.places) if cut.intersection(places)],
+        ).SerializeToString()
         datatype = requests.output_type(parsed.message)
         encode = partial(responses.encode, prefix=prefix, datatype=datatype, first=SCORES)
         return decoded, ReplyTemplate(encode, is_cacheable=False, steps=comparison.steps)

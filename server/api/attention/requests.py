@@ -8,8 +8,6 @@ import numpy as np
 
 from attention_serving.artifact.encoder import (
     ATTENTION_WEIGHTS,
-    CONTEXT_VECTORS,
-    EMBEDDING,
     QUANTISED,
 )
 from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, POSITIONS, GraphKind
@@ -24,10 +22,10 @@ from attention_serving.server.api.tensors import (
 )
 from attention_serving.server.api.wire import Buffer, Parsed
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.engine.facts import EMBEDS, HEADS, SPARSE, TOKEN_VECTORS
+from attention_serving.server.engine.facts import EMBEDS, HEADS, TOKEN_VECTORS
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.outputs import SPANS, SPARSE_OUTPUTS
+from attention_serving.server.engine.requests.outputs import SPANS
 from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_BYTES, INLINE_MAX_TEXTS
 from attention_serving.server.engine.types import (
     BITS_PER_BYTE,
@@ -64,8 +62,6 @@ FIELDS_ALLOWED_WITH_SCORES = frozenset(
 FIELDS_OF_DOCUMENTS = frozenset({"id", "model_name", "model_version", "ttl_seconds", "shared", "text"})
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
-# The outputs of graphs that a head is made of.
-OUTPUTS_OF_HEADS = {EMBEDS: (EMBEDDING,), SPARSE: SPARSE_OUTPUTS, TOKEN_VECTORS: (CONTEXT_VECTORS,)}
 # No tensor of a model has more axes.
 MAX_AXES = 32
 UINT32, INT64 = np.dtype("<u4"), np.dtype("<i8")
@@ -110,24 +106,17 @@ def encoder_outputs(message: pb.AttendRequest, model: LoadedModel) -> EncoderOut
         for field in fields:
             raise InvalidRequestError(field, f"model {model.name!r} is not a text encoder")
         return None
-    names, most = {ATTENTION_WEIGHTS} if message.return_weights else set[str](), None
+    names = {ATTENTION_WEIGHTS} if message.return_weights else set[str]()
     for field in fields or [TOKEN_VECTORS]:
         if field not in model.heads:
-            advice = " or ".join(f"{other} for its {name}" for other, name in model.heads.items())
-            problem = f"model {model.name!r} has no {HEADS[field]}; send {advice}"
+            problem = f"model {model.name!r} lacks this head; send {' or '.join(model.heads)}"
             raise InvalidRequestError(field, problem)
-        if message.return_weights and fields != [EMBEDS] and fields:
-            raise InvalidRequestError("return_weights", f"cannot be combined with {' and '.join(fields)}")
-        names.update(OUTPUTS_OF_HEADS[field])
-    if message.return_weights and CONTEXT_VECTORS in names and encoder.late_interaction is not None:
-        problem = (
-            f"token vectors of model {model.name!r} lack those of skipped tokens; send embedding with it"
-        )
-        raise InvalidRequestError("return_weights", problem)
-    if SPARSE in fields and encoder.sparse is not None:
-        most = message.sparse.top_k or encoder.sparse.max_active
-    kind = _choice("input_kind", message.text.input_kind, pb.InputKind)
-    return EncoderOutputs(frozenset(names), most, kind)
+        # Without a field, token vectors are returned beside weights unless some of them are skipped.
+        if message.return_weights and field != EMBEDS and (fields or encoder.late_interaction):
+            raise InvalidRequestError("return_weights", f"cannot be combined with {field}; send embedding")
+        names.update(HEADS[field])
+    max_active = 0 if encoder.sparse is None else encoder.sparse.max_active
+    return EncoderOutputs(frozenset(names), message.sparse.top_k or max_active)
 
 
 def requested_heads(message: pb.AttendRequest) -> list[str]:
@@ -220,7 +209,6 @@ def decode(
         mask=decode_mask(parsed, allowance) if message.HasField("mask") else None,
         return_weights=message.return_weights,
         head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_head_selection else None,
-        output_names=() if outputs is None else outputs.names,
         encoder_outputs=outputs,
         dimensions=embedding.dimensions,
         normalised=embedding.normalised if embedding.HasField("normalised") else None,

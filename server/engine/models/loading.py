@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -281,26 +281,20 @@ def _tokens(
         most = facts.token_limits.get("query" if is_query else "document", most)
     query = facts.query if facts is not None and is_query else NO_QUERY
     second_texts = () if second is None else (second,)
+    classifier = manifest.classifier
+    prompt = "" if classifier is None else classifier.default_prompt
     encoded = tokenizer.encode(
         (text,),
         TextLimits(text_tokens=most),
         second_texts=second_texts,
-        **_default_prompt(manifest),
+        template=None if classifier is None else classifier.templates.get(prompt),
+        prefix="" if classifier is None else classifier.prompts.get(prompt, ""),
         cut=manifest.truncation_side,
         types=len(inputs) > 1,
         query=query,
     )
     columns = [encoded.ids.rows] if encoded.types is None else [encoded.ids.rows, encoded.types.rows]
     return {spec.name: rows[np.newaxis] for spec, rows in zip(inputs, columns, strict=False)}
-
-
-def _default_prompt(manifest: Manifest) -> dict[str, Any]:
-    """What a classifier puts around the texts of a request that does not name a prompt, as options."""
-    if (facts := manifest.classifier) is None:
-        return {}
-    if facts.templates:
-        return {"template": facts.templates[facts.default_prompt]}
-    return {"prefix": facts.prompts.get(facts.default_prompt, "")}
 
 
 def _check_manifest(manifest: Manifest, folder: Path, device: Device, max_tolerance: float) -> None:

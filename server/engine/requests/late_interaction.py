@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, islice
-from operator import itemgetter
+from itertools import islice
+from operator import call
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests import validation
 from attention_serving.server.engine.requests.outputs import FLOAT_BYTES
+from attention_serving.server.engine.requests.request import split
 from attention_serving.server.engine.requests.tokenizer import TEXT
 from attention_serving.server.engine.types import (
     DOCUMENT_LENGTHS,
@@ -41,9 +42,9 @@ from attention_serving.server.engine.types import (
 DOCUMENT = "document"
 # The score of a document without vectors, as in sentence-transformers.
 EMPTY_SCORE = np.float32(-1e9)
-# Numbers of a block, which stay in the cache: vectors of documents, or their products with a query. And
-# products of a step, which take about ten milliseconds.
-BLOCK_NUMBERS, STEP_PRODUCTS = 1 << 19, 1 << 22
+# Numbers of a block, which stay in the cache: vectors of documents, or their products with a query. And the
+# blocks of a step, which takes about ten milliseconds.
+BLOCK_NUMBERS, STEP_BLOCKS = 1 << 19, 16
 # Blocks that are computed at a time, and the threads that do it. NumPy lets them run side by side.
 THREADS = 2
 POOL = ThreadPoolExecutor(THREADS, "maxsim")
@@ -58,83 +59,70 @@ class Comparison:
     Attributes:
         facts: Those of the model.
         places: The sequences of each pair, or the one of each query.
-        token_counts: Number of tokens of each pair or query.
-        truncated: Indices of the pairs or queries that were cut.
         context: The documents that queries are compared with; None for pairs.
     """
 
     facts: LateInteractionFacts
     places: Sequence[tuple[int, ...]]
-    token_counts: Sequence[int]
-    truncated: Sequence[int]
     context: Context | None = None
 
     def steps(self, result: Result) -> Iterator[Callable[[], object]]:
         """What computes the scores, of which the result consists from the first step on.
 
-        `SCORES` has an array (1, 1) for each pair, or (N, 1) for each query to a context. Equal pairs have
-        equal scores.
+        `SCORES` has an array (1, 1) for each pair, or (N, 1) for each query to a context.
         """
-        vectors, context = result.outputs[CONTEXT_VECTORS], self.context
-        if context is not None:
-            rows, lengths = context.tensors[DOCUMENT_VECTORS], context.tensors[DOCUMENT_LENGTHS]
-            scores = np.empty((len(vectors), len(lengths), 1), np.float32)
-            result.outputs = {SCORES: [scores[at] for (at,) in self.places]}
-            for query, column in zip(vectors, scores, strict=True):
-                yield from self._compare(query, lengths, lambda _, start, end: rows[start:end], column[:, 0])
+        count = 1 if self.context is None else self.context.documents
+        scores = np.empty((len(self.places), count, 1), np.float32)
+        blocks = self._blocks(result.outputs[CONTEXT_VECTORS], scores[..., 0])
+        result.outputs = {SCORES: [*scores]}
+        while step := list(islice(blocks, STEP_BLOCKS)):
+            yield partial(_compute, step)
+
+    def _blocks(self, vectors: Sequence[Array], scores: Array) -> Iterator[Callable[[], object]]:
+        """What sets the scores (queries, N) or (pairs, 1), block by block."""
+        if self.context is not None:
+            rows, lengths = (self.context.tensors[name] for name in (DOCUMENT_VECTORS, DOCUMENT_LENGTHS))
+            for (place,), row in zip(self.places, scores, strict=True):
+                query = vectors[place]
+                for part, window in divide(lengths, query):
+                    yield partial(self._score, query, [rows[window]], lengths[part], row, part)
             return
-        indices = {pair: at for at, pair in enumerate(sorted(set(self.places)))}
-        scores = np.empty((len(indices), 1, 1), np.float32)
-        result.outputs = {SCORES: [scores[indices[pair]] for pair in self.places]}
-        for place, pairs in groupby(indices, itemgetter(0)):
-            documents = [vectors[document] for _, document in pairs]
-            column, scores = scores[: len(documents), 0, 0], scores[len(documents) :]
-            window = partial(_concatenate, documents)
-            yield from self._compare(vectors[place], np.array([*map(len, documents)]), window, column)
+        pairs_of_queries: dict[int, list[int]] = {}
+        for at, (place, _) in enumerate(self.places):
+            pairs_of_queries.setdefault(place, []).append(at)
+        for place, pairs in pairs_of_queries.items():
+            documents = [vectors[self.places[at][1]] for at in pairs]
+            query, lengths = vectors[place], np.array([*map(len, documents)])
+            for part, _ in divide(lengths, query):
+                yield partial(self._score, query, documents[part], lengths[part], scores[:, 0], pairs[part])
 
-    def _compare(
-        self, query: Array, lengths: Array, window: Callable[[slice, int, int], Array], scores: Array
-    ) -> Iterator[Callable[[], object]]:
-        """What sets the scores (N,) of a query (Tq, d) with documents of so many vectors (N,).
-
-        `window` returns the vectors of a block of documents.
-        """
-
-        def score(block: tuple[slice, int, int]) -> None:
-            scores[block[0]] = score_documents(query, window(*block), lengths[block[0]])
-            if self.facts.similarity == "meanmaxsim":
-                scores[block[0]] /= max(1, len(query))
-
-        def run(step: Sequence[tuple[slice, int, int]]) -> None:
-            for _ in POOL.map(score, step):
-                pass
-
-        most = max(BLOCK_NUMBERS // max(query.shape), int(lengths.max()))
-        parts, count = blocks(np.cumsum(lengths), most), STEP_PRODUCTS // (most * max(1, len(query)))
-        while step := list(islice(parts, max(THREADS, count))):
-            yield partial(run, step)
+    def _score(
+        self, query: Array, parts: Sequence[Array], lengths: Array, scores: Array, at: slice | list[int]
+    ) -> None:
+        """Sets some of the scores of a query, with documents of these lengths in one array or several."""
+        scores[at] = score_documents(query, np.concatenate(parts) if len(parts) > 1 else parts[0], lengths)
+        if self.facts.similarity == "meanmaxsim":
+            scores[at] /= max(1, len(query))
 
 
-def blocks(ends: Array, most: int) -> Iterator[tuple[slice, int, int]]:
-    """Divides documents into blocks with at most so many vectors: no document has more.
+def _compute(step: Sequence[Callable[[], object]]) -> None:
+    for _ in POOL.map(call, step):
+        pass
 
-    Args:
-        ends: The cumulative sum of the number of vectors of each document (N,).
-        most: Largest number of vectors of a block.
+
+def divide(lengths: Array, query: Array) -> Iterator[tuple[slice, slice]]:
+    """Divides documents with so many vectors (N,) into blocks, for a query (Tq, d).
 
     Returns:
-        The documents of each block, and the first and exclusive last of its vectors.
+        The documents of each block, and their vectors.
     """
+    most, ends = max(BLOCK_NUMBERS // max(query.shape), int(lengths.max())), np.cumsum(lengths)
     first, start = 0, 0
     while first < len(ends):
         last = int(np.searchsorted(ends, start + most, side="right"))
         end = int(ends[last - 1])
-        yield slice(first, last), start, end
+        yield slice(first, last), slice(start, end)
         first, start = last, end
-
-
-def _concatenate(documents: Sequence[Array], part: slice, _start: int, _end: int) -> Array:
-    return np.concatenate(documents[part])
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -174,11 +162,7 @@ def tokenize_documents(
     kind, facts = decoded.input_kind or DOCUMENT, _facts(model)
     encoded = _tokenize(decoded, decoded.texts, kind, model, limits, reservation)
     (ids,) = encoded.inputs.values()
-    counts = np.array(ids.lengths, np.int64)
-    kept, starts = has_vectors(ids.rows, facts, kind), counts.cumsum() - counts
-    if facts.skips_first:
-        kept[starts] = False
-    return encoded, np.add.reduceat(kept, starts, dtype=np.int64)
+    return encoded, np.array([has_vectors(part, facts, kind).sum() for part in split(ids.rows, ids.lengths)])
 
 
 def tokenize_comparison(
@@ -191,7 +175,7 @@ def tokenize_comparison(
     Returns:
         The request, and what is compared after its run.
     """
-    (spec,), facts, context, count = model.inputs, _facts(model), model.context, len(decoded.texts)
+    context, count = model.context, len(decoded.texts)
     columns = {validation.QUERY: decoded.texts, DOCUMENT: decoded.second_texts}
     limits.check_sequences(TEXT, count)
     if context is not None:
@@ -209,7 +193,7 @@ def tokenize_comparison(
         problem = f"{count} scores would have {size} bytes; the limit is {limits.max_result_bytes}"
         raise LimitExceededError(TEXT, problem)
     ids, kinds = list[Ragged](), list[str]()
-    sequences, cut = list[list[int]](), set[int]()
+    sequences, cut = list[list[int]](), list[int]()
     for kind, texts in columns.items():
         places = {text: len(kinds) + at for at, text in enumerate(dict.fromkeys(texts))}
         try:
@@ -218,26 +202,18 @@ def tokenize_comparison(
             _tokenize(decoded, texts, kind, model, limits, reservation)
             raise
         sequences.append([places[text] for text in texts])
-        cut |= {len(kinds) + at for at in encoded.truncated}
+        cut += [len(kinds) + at for at in encoded.truncated]
         kinds += [kind] * len(places)
-        ids.append(encoded.inputs[spec.name])
-    lengths = [length for part in ids for length in part.lengths]
-    counts = ids[-1].lengths if context is None else context.tensors[DOCUMENT_LENGTHS]
-    numbers = max(
-        int(model.outputs[CONTEXT_VECTORS].axes[-1]), *ids[0].lengths
-    )  # of a vector or its products
-    block = min(numbers * int(sum(counts)), max(BLOCK_NUMBERS, numbers * int(max(counts))))
+        ids += encoded.inputs.values()
+    counts = np.array(ids[-1].lengths) if context is None else context.tensors[DOCUMENT_LENGTHS]
+    # Of a vector, or of its products with a query.
+    numbers = max(int(model.outputs[CONTEXT_VECTORS].axes[-1]), *ids[0].lengths)
+    block = min(numbers * int(counts.sum()), max(BLOCK_NUMBERS, numbers * int(counts.max())))
     reservation.add(2 * THREADS * FLOAT_BYTES * block + 2 * size)
-    pairs = list(zip(*sequences, strict=True))
-    comparison = Comparison(
-        facts=facts,
-        places=pairs,
-        token_counts=[sum(lengths[at] for at in pair) for pair in pairs],
-        truncated=[at for at, pair in enumerate(pairs) if cut.intersection(pair)],
-        context=context,
-    )
-    inputs = {spec.name: Ragged(np.concatenate([part.rows for part in ids]), tuple(lengths))}
-    return replace(encoded, inputs=inputs, kinds=tuple(kinds)), comparison
+    lengths = tuple(length for part in ids for length in part.lengths)
+    inputs = {model.inputs[0].name: Ragged(np.concatenate([part.rows for part in ids]), lengths)}
+    request = replace(encoded, inputs=inputs, kinds=tuple(kinds), truncated=tuple(cut))
+    return request, Comparison(facts=_facts(model), places=[*zip(*sequences, strict=True)], context=context)
 
 
 def _facts(model: LoadedModel) -> LateInteractionFacts:
@@ -264,8 +240,7 @@ def _tokenize(
         texts=texts,
         second_texts=(),
         input_kind=kind,
-        output_names=(CONTEXT_VECTORS,),
-        encoder_outputs=EncoderOutputs(frozenset({CONTEXT_VECTORS}), kind=kind),
+        encoder_outputs=EncoderOutputs(frozenset({CONTEXT_VECTORS})),
         max_result_bytes=size,
     )
     return validation.tokenize_texts(request, model, replace(limits, max_result_bytes=size), reservation)

@@ -30,6 +30,7 @@ from attention_serving.artifact.encoder import (
 )
 from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.facts import HEADS, SPARSE
 from attention_serving.server.engine.model import LoadedModel, output_bytes
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts
 from attention_serving.server.engine.types import (
@@ -44,14 +45,13 @@ from attention_serving.server.engine.types import (
 )
 
 LAYERS: Final = "head_selection.layers"
-HEADS: Final = "head_selection.heads"
+SELECTED_HEADS: Final = "head_selection.heads"
 SPANS: Final = "spans"
 DIMENSIONS: Final = "dimensions"
 NORMALISED: Final = "normalised"
 FLOAT_BYTES, SUM_BYTES = 4, 8
-# Size of a weight with its token id, and what a selection of weights takes in relation to their output.
-WEIGHT_BYTES, SELECTION_FACTOR = 8, 8
-SPARSE_OUTPUTS: Final = (SPARSE_EMBEDDING, TOKEN_WEIGHTS)
+# What a selection of weights takes in relation to their output.
+SELECTION_FACTOR = 8
 
 
 def check_selection(
@@ -74,11 +74,14 @@ def check_selection(
     if decoded.dimensions:
         check_dimensions(decoded.dimensions, model)
     if (outputs := decoded.encoder_outputs) is not None:
-        specs = [spec for spec in model.manifest.graphs[kind].outputs if spec.name in outputs.names]
-        size = sum(_kept_bytes(outputs, spec, plan) for spec in specs for plan in plans)
-        weights = [spec for spec in specs if spec.name in SPARSE_OUTPUTS]
-        largest = [output_bytes(spec, plan.sizes) for spec in weights for plan in plans]
-        work = SELECTION_FACTOR * max(largest, default=0)  # of one sequence at a time
+        size = 0
+        for spec in model.manifest.graphs[kind].outputs:
+            sizes = [output_bytes(spec, plan.sizes) for plan in plans if spec.name in outputs.names]
+            if spec.name in HEADS[SPARSE] and sizes:
+                work = SELECTION_FACTOR * max(sizes)  # of one sequence at a time
+                most = FLOAT_BYTES * outputs.most_weights
+                sizes = [2 * min(full, most or full) for full in sizes]  # a weight, and as much for its id
+            size += sum(sizes)
     if decoded.head_selection is not None and model.weights_output is not None:
         unselected = _unselected_heads(decoded.head_selection, model.weights_output, model.name)
         axes = model.weights_output.axes[-2:]
@@ -96,21 +99,12 @@ def check_selection(
     return size, work
 
 
-def _kept_bytes(outputs: EncoderOutputs, spec: TensorSpec, plan: SequencePlan) -> int:
-    """The size of what stays of an output: of weights at most so many as it has elements."""
-    size = output_bytes(spec, plan.sizes)
-    if outputs.most_weights is None or spec.name not in SPARSE_OUTPUTS:
-        return size
-    count = size // FLOAT_BYTES
-    return WEIGHT_BYTES * min(count, outputs.most_weights or count)
-
-
 def _unselected_heads(selection: HeadSelection, weights: TensorSpec, model: str) -> int:
     """Checks a selection; returns the number of heads of all layers that it leaves out."""
     *layers, heads = [int(axis) for axis in weights.axes[1:-2] or (1,)]
     if selection.layers and not layers:
         raise InvalidRequestError(LAYERS, f"must be empty: model {model!r} is not a text encoder")
-    for field, indices, count in zip((LAYERS, HEADS), selection, (sum(layers), heads), strict=True):
+    for field, indices, count in zip((LAYERS, SELECTED_HEADS), selection, (sum(layers), heads), strict=True):
         if wrong := [index for index in indices[: count + 1] if index >= count]:
             raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
         if len(indices) > count or len(set(indices)) < len(indices):
@@ -243,7 +237,7 @@ def is_pooled(decoded: DecodedRequest, model: LoadedModel) -> bool:
 
 
 def select_outputs(
-    outputs: Mapping[str, Array], options: EncoderOutputs, ids: Array, encoder: EncoderFacts
+    outputs: Mapping[str, Array], options: EncoderOutputs, ids: Array, kind: str, encoder: EncoderFacts
 ) -> dict[str, Array]:
     """What a result has of the outputs of one text. What is large and not returned can be freed then.
 
@@ -251,10 +245,11 @@ def select_outputs(
         outputs: The outputs of a graph, without padding.
         options: What the result has.
         ids: The token ids (T,).
+        kind: The kind of the text.
         encoder: The model.
     """
     selected = {name: array for name, array in outputs.items() if name in options.names}
-    if options.most_weights is not None and (sparse := encoder.sparse) is not None:
+    if (sparse := encoder.sparse) is not None and selected.keys() & HEADS[SPARSE]:
         if TOKEN_WEIGHTS in selected:
             indices, weights = largest_weights(ids, selected.pop(TOKEN_WEIGHTS))
         else:
@@ -264,7 +259,7 @@ def select_outputs(
         indices, weights = select_weights(indices, weights, sparse, options.most_weights)
         selected[SPARSE_INDICES], selected[SPARSE_VALUES] = indices.astype(np.uint32), weights
     if CONTEXT_VECTORS in selected and (late_interaction := encoder.late_interaction) is not None:
-        is_kept = has_vectors(ids, late_interaction, options.kind)
+        is_kept = has_vectors(ids, late_interaction, kind)
         if not is_kept.all():
             selected[CONTEXT_VECTORS] = selected[CONTEXT_VECTORS][is_kept]
     return selected

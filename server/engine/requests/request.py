@@ -33,6 +33,7 @@ class SequenceInputs:
             embedding of the sequence.
         head_selection: Which attention weights are returned; None for all.
         encoder_outputs: What is returned of the outputs of a text encoder; None for all as they are.
+        kind: The kind of a text: see `server.engine.types.DecodedRequest.input_kind`.
         request: Its request, once that is queued.
         index: Its place in the request.
         start_tag: When it is its turn; see `server.engine.schedule.queue`.
@@ -44,6 +45,7 @@ class SequenceInputs:
     spans: Array | None = None
     head_selection: HeadSelection | None = None
     encoder_outputs: EncoderOutputs | None = None
+    kind: str = ""
     request: "Request" = field(init=False)
     index: int = field(init=False)
     start_tag: float = field(init=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.requests.request import Plan, Request, SequenceInputs
+from attention_serving.server.engine.requests.request import Plan, Request
 from attention_serving.server.engine.types import Array, Context, Result
 
 # What a prefix must save, in seconds: that much takes a further turn in the queue, and the view of the model.
@@ -22,7 +22,8 @@ def prefix_of(request: Request, limits: Limits) -> Request | None:
 
     Args:
         request: A request to a model with the graph `prefix`, which has not been submitted.
-        limits: The keys and values may take as much memory as a result.
+        limits: The keys and values may take as much memory as a result; and the sequences run whole after
+            it, which takes more memory than in blocks.
     """
     model, sequences = request.model, request.sequences
     if len(sequences) == 1:
@@ -40,18 +41,14 @@ def prefix_of(request: Request, limits: Limits) -> Request | None:
     )
     if saved - plan.seconds < LEAST_GAIN_SECONDS or plan.result_bytes > limits.max_result_bytes:
         return None
-    prefix = Request(
-        Plan(
-            graph=GraphKind.PREFIX,
-            lengths=((length,),),
-            sequences=(plan,),
-            required_bytes=plan.result_bytes,
-        ),
-        model,
-        (SequenceInputs({name: rows[0][:length]}, None, plan),),
-        request.deadline,
-        request.caller,
-    )
+    if model.run_bytes(GraphKind.SUFFIX, 1, (max(map(len, rows)),)) > limits.max_run_bytes:
+        return None
+    prefix = Plan(
+        graph=GraphKind.PREFIX,
+        lengths=((length,),),
+        sequences=(plan,),
+        required_bytes=plan.result_bytes,
+    ).make_request(model, {name: rows[0][:length]}, request.deadline, request.caller)
     prefix.timeline, prefix.is_prefix = request.timeline, True
     return prefix
 
@@ -76,10 +73,7 @@ def follow_prefix(request: Request, prefix: Request, result: Result) -> Request:
         sequences=tuple(view.plan(GraphKind.SUFFIX, (len(ids),)) for ids in rows),
         required_bytes=request.plan.required_bytes,
     )
-    sequences = tuple(
-        SequenceInputs({name: ids}, None, part) for ids, part in zip(rows, plan.sequences, strict=True)
-    )
-    following = Request(plan, view, sequences, request.deadline, request.caller)
+    following = plan.make_request(view, {name: np.concatenate(rows)}, request.deadline, request.caller)
     following.timeline = request.timeline
     following.prefix_seconds = time.monotonic() - prefix.queued_at
     return following

@@ -161,7 +161,7 @@ class TextTokenizer:
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
             second_texts: The second text of each pair, without offsets; empty for single texts.
             template: Makes one text of each pair, without special tokens beside its own.
-            prefix: Is put before each text.
+            prefix: Is put before each text, if there is no template.
             cut: Which end of a text with too many tokens, special tokens included, is cut off: the left one
                 begins with the prefix. Of a pair, the longer text is cut, and then both. None refuses them.
             offsets: Whether the result contains the characters of each token.
@@ -183,6 +183,7 @@ class TextTokenizer:
         columns = {name: array("q") for name in names}
         query = query if adds_special else NO_QUERY
         adds_special &= query.adds_special
+        prefix = prefix if template is None else ""
         finish = (
             query.expand if template is None else partial(template.restore_suffix, most=limits.text_tokens)
         )
@@ -212,7 +213,7 @@ class TextTokenizer:
                 values.extend([*getattr(processed, column), *[int(column == SPECIAL)] * more])
             if offsets:
                 token_offsets = _offsets(processed, encoding, begin - len(prefix))
-                characters.append(np.pad(token_offsets, ((0, more), (0, 0))))
+                characters += [token_offsets, np.zeros((more, 2), token_offsets.dtype)]
                 for bounds, character in zip((starts, ends), kept or (0, len(text)), strict=True):
                     bounds.append(max(0, character - len(prefix)))
             if len(ids) > limits.tokens:

@@ -16,7 +16,7 @@ from attention_serving.artifact.encoder import NO_QUERY, PairTemplate
 from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, TensorSpec
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
-from attention_serving.server.engine.facts import SPARSE
+from attention_serving.server.engine.facts import HEADS, SPARSE
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import SPANS, check_selection, is_pooled, token_spans
@@ -42,9 +42,10 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         LimitExceededError: The request or its result would be too large.
     """
     pools, encoder, options = is_pooled(decoded, model), model.encoder, decoded.encoder_outputs
-    kind = _choose_graph(decoded, model, pools=pools)
-    if decoded.output_names and options is None:
-        _check_output_names(decoded.output_names, model, kind)
+    names = decoded.output_names if options is None else options.names
+    kind = _choose_graph(decoded, model, names, pools=pools)
+    if options is None:
+        _check_output_names(names, model, kind)
     plans = [model.plan(kind, sizes) for sizes in _check_sequence_lengths(decoded, model, limits)]
     rows, lengths = dict[str, Array](), list[tuple[int, ...]]()
     for spec in model.inputs:
@@ -61,7 +62,7 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         field = model.inputs[0].name if decoded.spans is None else SPANS
         field = RETURN_WEIGHTS if decoded.return_weights else field
         problem = f"the result would be {result_bytes} bytes; the limit is {most_bytes}"
-        if options is not None and options.most_weights is not None:
+        if options is not None and options.names.intersection(HEADS[SPARSE]):
             field, problem = SPARSE, f"{problem}; send fewer texts, or a top_k"
         raise LimitExceededError(field, problem)
     largest = max(plans, key=attrgetter("run_bytes"))
@@ -84,7 +85,7 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     spans = [] if decoded.spans is None else split(decoded.spans.rows, decoded.spans.lengths)
     for sequence, mask, item, text_kind in zip_longest(validated.sequences, masks, spans, decoded.kinds):
         sequence.mask, sequence.spans, sequence.head_selection = mask, item, decoded.head_selection
-        sequence.encoder_outputs = options and (options._replace(kind=text_kind) if text_kind else options)
+        sequence.encoder_outputs, sequence.kind = options, text_kind or decoded.input_kind
     return validated
 
 
@@ -180,7 +181,7 @@ def encode_texts(
         decoded.deadline,
         second_texts=second_texts,
         template=template,
-        prefix=prefix if template is None else "",
+        prefix=prefix,
         cut=cut if truncates else None,
         query=query,
         **options,
@@ -240,7 +241,9 @@ def text_limits(model: LoadedModel, limits: Limits, kind: str = "") -> TextLimit
     return TextLimits(limits.max_text_bytes, min(most, limits.max_sequence_length, *of_kind), tokens)
 
 
-def _choose_graph(decoded: DecodedRequest, model: LoadedModel, *, pools: bool) -> GraphKind:
+def _choose_graph(
+    decoded: DecodedRequest, model: LoadedModel, names: Collection[str], *, pools: bool
+) -> GraphKind:
     """The cheapest graph that computes a sequence of the request. Modules may lack masks and weights."""
     graphs = model.manifest.graphs
     if decoded.mask is not None and GraphKind.MASK not in graphs:
@@ -257,7 +260,7 @@ def _choose_graph(decoded: DecodedRequest, model: LoadedModel, *, pools: bool) -
         return GraphKind.QUERY
     if GraphKind.TOKENS in graphs:
         plain, tokens = ({spec.name for spec in graphs[kind].outputs} for kind in PLAIN_AND_TOKENS)
-        if pools or not plain.issuperset(tokens.intersection(decoded.output_names)):
+        if pools or not plain.issuperset(tokens.intersection(names)):
             return GraphKind.TOKENS
     return GraphKind.PLAIN if decoded.mask is None else GraphKind.MASK
 
@@ -287,6 +290,8 @@ def _check_sequence_lengths(
                 continue
             raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_list}")
         row_counts = inputs[name].lengths
+        if not decoded.kinds:  # otherwise pairs were counted
+            limits.check_sequences(name, len(row_counts))
         _check_lengths(name, row_counts, spec, model, limits)
         other, expected = bound.setdefault(str(spec.length_axis), (name, row_counts))
         if row_counts != expected and len(row_counts) == len(expected):
@@ -303,7 +308,6 @@ def _check_sequence_lengths(
 def _check_lengths(
     name: str, lengths: tuple[int, ...], spec: TensorSpec, model: LoadedModel, limits: Limits
 ) -> None:
-    limits.check_sequences(name, len(lengths))
     if not lengths:
         raise InvalidRequestError(name, "does not contain any sequence")
     shortest, longest, axis = min(lengths), max(lengths), spec.length_axis

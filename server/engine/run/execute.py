@@ -18,7 +18,7 @@ from attention_serving.artifact.manifest import (
     GraphKind,
     TensorSpec,
 )
-from attention_serving.server.engine.model import LoadedModel, QueryModel
+from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.requests.outputs import pool, select, select_outputs
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.memory import Allocator
@@ -58,7 +58,7 @@ def run_batch(
     session = (model.parallel_sessions if parallel else model.sessions)[kind]
     inputs: dict[str, Value]
     rows: Mapping[str, int] = {}
-    if isinstance(model, QueryModel):
+    if isinstance(model, ContextModel):
         inputs = _concatenate(model.context, graph, sequences, session)
     else:
         if model.row_multiple > 1:
@@ -69,7 +69,7 @@ def run_batch(
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
-    if isinstance(model, QueryModel):
+    if isinstance(model, ContextModel):
         results = _split_rows(graph, outputs, sequences)
     else:
         results = _split(graph, outputs, sequences, is_padded=bool(rows))
@@ -81,7 +81,9 @@ def run_batch(
             if sequence.spans is not None:
                 results[at][EMBEDDING] = pool(results[at][CONTEXT_VECTORS], sequence.spans, model.encoder)
             ids = sequence.inputs[model.inputs[0].name]
-            results[at] = select_outputs(results[at], sequence.encoder_outputs, ids, model.encoder)
+            results[at] = select_outputs(
+                results[at], sequence.encoder_outputs, ids, sequence.kind, model.encoder
+            )
     return results, (started, prepared, computed, time.monotonic())
 
 
