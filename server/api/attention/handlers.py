@@ -146,8 +146,8 @@ class Attend(InferenceMethod):
             return self._decode_comparison(parsed, model, deadline, allowance)
         outputs = requests.encoder_outputs(message, model)
         requests.check_first_output(model)
-        decoded = requests.decode(parsed, requests.map_fields_to_inputs(model), allowance, outputs)
-        decoded.deadline = deadline
+        decoded = requests.decode(parsed, requests.map_fields_to_inputs(model), allowance)
+        decoded.deadline, decoded.encoder_outputs = deadline, outputs
         decoded = tokenize_texts(decoded, model, allowance.limits, allowance.reservation)
         prefix = responses.encode_reply_header(decoded, model, has_texts=has_texts)
         if message.text.return_labels:

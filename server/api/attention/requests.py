@@ -177,16 +177,13 @@ def map_fields_to_inputs(model: LoadedModel) -> dict[str, str]:
     return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
 
 
-def decode(
-    parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance, outputs: EncoderOutputs | None = None
-) -> DecodedRequest:
-    """Decodes an AttendRequest. Its arrays share memory with the message where they can.
+def decode(parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance) -> DecodedRequest:
+    """Decodes an AttendRequest, without `encoder_outputs`. Its arrays share memory with the message.
 
     Args:
         parsed: The request.
         names: The result of `map_fields_to_inputs`.
         allowance: What the request may take.
-        outputs: The result of `encoder_outputs`.
 
     Raises:
         InvalidRequestError: The message contradicts itself, or states no data type.
@@ -209,7 +206,6 @@ def decode(
         mask=decode_mask(parsed, allowance) if message.HasField("mask") else None,
         return_weights=message.return_weights,
         head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_head_selection else None,
-        encoder_outputs=outputs,
         dimensions=embedding.dimensions,
         normalised=embedding.normalised if embedding.HasField("normalised") else None,
         spans=_decode_spans(parsed, allowance) if embedding.HasField(SPANS) else None,

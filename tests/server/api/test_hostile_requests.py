@@ -74,7 +74,8 @@ def decode(
         request, _ = attention.decode_named(parsed, model, outputs, allowance)
     else:
         heads, names = attention.encoder_outputs(message, model), attention.map_fields_to_inputs(model)
-        request = attention.decode(parsed, names, allowance, heads)
+        request = attention.decode(parsed, names, allowance)
+        request.encoder_outputs = heads
         if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
             return None  # many texts are encoded on threads of their own
         request = tokenize_texts(request, model, limits)
