@@ -115,8 +115,9 @@ class EncoderFacts(Record):
     """For multi-vector encoders."""
     query: QueryFacts = NO_QUERY
     """How queries become token ids."""
-    token_limits: dict[Literal["query", "document"], Size] = Field(default_factory=dict)
-    """By kind of texts, the largest number of tokens, if it is below that of the model."""
+    token_limits: dict[Literal["query", "document", ""], Size] = Field(default_factory=dict)
+    """By kind of texts, and by the empty name for those of no kind, the largest number of tokens, if it is
+    below that of the model."""
 
 
 class PairTemplate(Record):
@@ -227,19 +228,11 @@ def select_weights(
         most: Number of weights that stay: the largest by their absolute values, and of equal ones those of
             the lowest ids. 0 for all. NaN counts as the largest value, so that it is not lost.
     """
-    is_kept = weights != 0
-    if facts.hidden_ids:
-        is_kept &= ~np.isin(ids, facts.hidden_ids)
-    ids, weights = ids[is_kept], weights[is_kept]
-    if not 0 < most < len(ids):
-        return ids, weights
-    sizes = np.abs(weights)
-    sizes[np.isnan(sizes)] = np.inf
-    least = np.partition(sizes, -most)[-most]
-    is_kept = sizes > least
-    (equal,) = np.nonzero(sizes == least)
-    is_kept[equal[: most - np.count_nonzero(is_kept)]] = True
-    return ids[is_kept], weights[is_kept]
+    (kept,) = np.nonzero((weights != 0) & ~np.isin(ids, facts.hidden_ids))
+    if 0 < most < len(kept):
+        sizes = np.nan_to_num(np.abs(weights[kept]), nan=np.inf, posinf=np.inf)
+        kept = np.sort(kept[np.argsort(-sizes, kind="stable")[:most]])
+    return ids[kept], weights[kept]
 
 
 def largest_weights(ids: NDArray[Any], weights: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -99,12 +99,10 @@ def token_inputs(
         facts: Of a text encoder or classifier: how its texts are cut and queries or pairs become token ids.
         prompt: The name of a prompt of a classifier; None for its default prompt. Encoders have none here.
     """
-    side, limits, template, prefix = "right", dict[Any, int](), None, ""
-    query = facts.query if isinstance(facts, EncoderFacts) else NO_QUERY
-    if facts is not None:
-        side = facts.truncation_side
+    side = "right" if facts is None else facts.truncation_side
+    limits, query, template, prefix = dict[Any, int](), NO_QUERY, None, ""
     if isinstance(facts, EncoderFacts):
-        limits = {**facts.token_limits}
+        limits, query = facts.token_limits, facts.query
     elif facts is not None:
         name = facts.default_prompt if prompt is None else prompt
         template, prefix = facts.templates.get(name), facts.prompts.get(name, "")
@@ -114,14 +112,13 @@ def token_inputs(
             cutting.enable_truncation(limit, direction=side)
 
     def encode(text: str, second: str | None = None, *, is_query: bool = False) -> Arrays:
-        if template is not None:
-            text, second = template.render(text, second or ""), None
-        adds_special = template is None and (query.adds_special or not is_query)
-        text = text if template is not None else prefix + text
-        encoding = tokenizers[is_query].encode(text, second, add_special_tokens=adds_special)
-        ids = query.expand(encoding.ids) if is_query else encoding.ids
-        if template is not None and most is not None:
-            ids = template.restore_suffix(ids, most)
+        cutting, adds_special = tokenizers[is_query], query.adds_special or not is_query
+        if template is None:
+            encoding = cutting.encode(prefix + text, second, add_special_tokens=adds_special)
+            ids = query.expand(encoding.ids) if is_query else encoding.ids
+        else:
+            encoding = cutting.encode(template.render(text, second or ""), add_special_tokens=False)
+            ids = encoding.ids if most is None else template.restore_suffix(encoding.ids, most)
         columns = (ids, encoding.type_ids)
         return {name: np.array([column], np.int64) for name, column in zip(names, columns, strict=False)}
 

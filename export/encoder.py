@@ -1,6 +1,5 @@
 """Text encoders as artifacts: the signatures of their graphs, and what the manifest states about them."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -13,7 +12,6 @@ from attention_serving.artifact.encoder import (
     CONTEXT_VECTORS,
     EMBEDDING,
     LOGITS,
-    NO_QUERY,
     SCORES,
     SPARSE_EMBEDDING,
     TOKEN_WEIGHTS,
@@ -33,7 +31,6 @@ from attention_serving.artifact.manifest import (
     Cost,
     GraphKind,
 )
-from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Reference
 from attention_serving.export.pair_templates import read_templates
 from attention_serving.export.precision import ENCODER_TOLERANCES, INT8_SCORES, Precision
@@ -42,14 +39,15 @@ from attention_serving.export.reference import compare_pairs, compare_texts
 from attention_serving.export.shared_prefix import prefix_signatures, split_cases
 from attention_serving.export.signature import QUERY_AXIS, ExportSpec, Signature, tensor
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
-from attention_serving.model.text_heads import expansion_token, kind_lengths
-from attention_serving.model.text_module import vocabulary_size
+from attention_serving.model.text_heads import expansion_token
+from attention_serving.model.text_module import ENDLESS, vocabulary_size
 from attention_serving.model.text_reranker import CausalReranker
 
 TOKEN_IDS: Final = "token_ids"  # noqa: S105 - the name of an input
 # Tensors of a token's width that a layer holds at a time: its input, projections, context and sums. Widths of
 # a feed-forward part that it holds, and its usual width. Tensors of logits.
 ROW_TENSORS, INNER_TENSORS, USUAL_INNER, LOGIT_TENSORS = 6, 2, 4, 2
+KINDS: Final = ("query", "document")
 # Lengths of the texts whose operations are counted.
 COUNTED: Final = (8, 16, 24)
 
@@ -75,27 +73,23 @@ def encoder_spec(
     """
     library, config = encoder.library, encoder.model.config
     ids = torch.zeros(1, COUNTED[0], dtype=torch.int64)
-    is_dense, logits = encoder.head == "dense", 0
+    is_dense = encoder.head == "dense"
     if dimensions and not is_dense:
         raise ValueError(f"dimensions={dimensions[0]}: the folder has no dense embeddings to shorten")
     with torch.inference_mode():
         result, rows, *_ = encoder(ids, return_tokens=encoder.has_tokens)
     if encoder.head == "tokens":
         rows = result
-    hidden = width = config.hidden_size if rows is None else rows.shape[-1]
-    if encoder.head == "tokens" or encoder.token_heads:
-        hidden = config.hidden_size
-    if not encoder.has_tokens and encoder.head == "sparse":
-        logits = result.shape[1]
+    logits = result.shape[1] if encoder.head == "sparse" and not encoder.has_tokens else 0
     prompts = {} if library is None or not any(library.prompts.values()) else dict(library.prompts)
     layers, heads = encoder.heads
     normalised = is_dense and bool(torch.isclose(result.norm(), torch.ones(())))
     facts = EncoderFacts(
         family=config.model_type,
         layers=layers or config.num_hidden_layers,
-        width=width,
+        width=config.hidden_size if rows is None else rows.shape[-1],
         embedding_width=result.shape[1] if is_dense else 0,
-        row_elements=_row_elements(config, hidden) + LOGIT_TENSORS * logits,
+        row_elements=_row_elements(config) + LOGIT_TENSORS * logits,
         pooling=encoder.pooling,
         normalised=normalised,
         dimensions=_dimensions(encoder, result.shape[1], dimensions) if is_dense else (),
@@ -103,9 +97,12 @@ def encoder_spec(
         default_prompt=(library.default_prompt_name or "") if prompts else "",
         truncates=truncates,
         truncation_side=encoder.reader.truncation_side,
-        sparse=_sparse_facts(encoder, result.shape[-1]),
-        late_interaction=_late_interaction_facts(encoder),
-        **_query_facts(encoder),
+        token_limits={
+            kind: limit
+            for kind, limit in encoder.token_limits.items()
+            if limit < (encoder.max_tokens or ENDLESS)
+        },
+        **_head_facts(encoder, result.shape[-1]),
     )
     texts, reference_name = compare_texts(encoder, facts, reference)
     return ExportSpec(
@@ -130,64 +127,40 @@ def encoder_spec(
 
 def _describe(facts: EncoderFacts) -> str:
     """One line about an encoder, for people."""
-    layers = f"{facts.layers} layers of width"
-    if facts.embedding_width:
-        heads = ", sparse and multi-vector heads" if facts.sparse else ""
-        pooling = f"{' and '.join(facts.pooling)} pooling{', normalised' if facts.normalised else ''}"
-        return f"{facts.family} text encoder, {layers} {facts.width}, {pooling}{heads}"
-    if facts.sparse is not None:
-        return f"{facts.family} sparse encoder, {layers} {facts.width}, {facts.sparse.width} token ids"
-    return f"{facts.family} multi-vector encoder, {facts.layers} layers, token vectors of width {facts.width}"
+    heads = ["sparse"] * (facts.sparse is not None) + ["multi-vector"] * (facts.late_interaction is not None)
+    line = f"{facts.layers} layers of width {facts.width}"
+    if not facts.embedding_width:
+        return f"{facts.family} {heads[0]} encoder, {line}"
+    pooling = f"{' and '.join(facts.pooling)} pooling{', normalised' if facts.normalised else ''}"
+    further = f", {' and '.join(heads)} heads" if heads else ""
+    return f"{facts.family} text encoder, {line}, {pooling}{further}"
 
 
-def _sparse_facts(encoder: TextEncoder, width: int) -> SparseFacts | None:
-    """The facts of sparse embeddings, of an encoder whose head has a width; None if it has none."""
-    if encoder.head == "sparse":
-        return SparseFacts(width=width, max_active=encoder.library.max_active_dims or 0)
-    if not encoder.token_heads:
-        return None
-    reader = encoder.reader
-    special = (reader.cls_token_id, reader.eos_token_id, reader.pad_token_id, reader.unk_token_id)
-    hidden = tuple(sorted({token for token in special if token is not None}))
-    return SparseFacts(width=encoder.token_bound, hidden_ids=hidden)
-
-
-def _late_interaction_facts(encoder: TextEncoder) -> LateInteractionFacts | None:
-    """How texts are compared by their token vectors; None without a head for that."""
+def _head_facts(encoder: TextEncoder, width: int) -> dict[str, Any]:
+    """What is stated of heads beside a dense one, of which the encoder's head has a width, and of queries."""
+    facts, library = dict[str, Any](), encoder.library
     if encoder.token_heads:
-        return LateInteractionFacts(similarity="meanmaxsim", skips_first=True)
-    if encoder.head != "tokens":
-        return None
-    mask = next(module for module in encoder.library if hasattr(module, "skiplist_tasks"))
-    skipped = () if mask._skiplist_ids is None else tuple(sorted(set(mask._skiplist_ids.tolist())))
-    kinds = tuple(kind for kind in ("query", "document") if kind in mask.skiplist_tasks)
-    return LateInteractionFacts(
-        similarity=encoder.library.similarity_fn_name,
-        skipped_ids=skipped,
-        skipped_kinds=kinds,  # type: ignore[arg-type]  # literals
-    )
-
-
-def _query_facts(encoder: TextEncoder) -> dict[str, Any]:
-    """How queries become token ids, and the limits of kinds of texts, where they differ from other texts."""
-    query, limits = NO_QUERY, dict[str, int | None]()
-    most = encoder.max_tokens or sys.maxsize
-    if encoder.query_weights is not None:
-        query = QueryFacts(adds_special=False)
-        limits["query"] = encoder.library[0].sub_modules["query"][0].tokenizer.model_max_length
-    if encoder.head == "tokens":
-        transformer = encoder.library[0]
-        limits, token = kind_lengths(transformer), expansion_token(transformer)
-        if token is not None:
-            length = transformer.query_expansion["length"]
-            if length > most:
-                raise ExportError(f"query_expansion has a length of {length} tokens; the model takes {most}")
-            expansion_id = token if encoder.hidden_token is None else encoder.token_bound - 1
-            query = QueryFacts(expansion_id=expansion_id, expanded_length=length)
-    return {
-        "query": query,
-        "token_limits": {kind: limit for kind, limit in limits.items() if limit is not None and limit < most},
-    }
+        reader = encoder.reader
+        special = {reader.cls_token_id, reader.eos_token_id, reader.pad_token_id, reader.unk_token_id}
+        hidden = tuple(sorted(special - {None}))
+        facts["sparse"] = SparseFacts(width=encoder.token_bound, hidden_ids=hidden)
+        facts["late_interaction"] = LateInteractionFacts(similarity="meanmaxsim", skips_first=True)
+    elif encoder.head == "sparse":
+        facts["sparse"] = SparseFacts(width=width, max_active=library.max_active_dims or 0)
+        facts["query"] = QueryFacts(adds_special=encoder.query_weights is None)
+    elif encoder.head == "tokens":
+        mask = next(module for module in library if hasattr(module, "skiplist_tasks"))
+        skipped = () if mask._skiplist_ids is None else sorted({*mask._skiplist_ids.tolist()})
+        facts["late_interaction"] = LateInteractionFacts(
+            similarity=library.similarity_fn_name,
+            skipped_ids=tuple(skipped),
+            skipped_kinds=tuple(kind for kind in KINDS if kind in mask.skiplist_tasks),
+        )
+        if encoder.expanded_length:
+            hides = encoder.hidden_token is not None
+            token = encoder.token_bound - 1 if hides else expansion_token(library[0])
+            facts["query"] = QueryFacts(expansion_id=token, expanded_length=encoder.expanded_length)
+    return facts
 
 
 def classifier_spec(
@@ -212,7 +185,7 @@ def classifier_spec(
         activation=classifier.activation,
         truncates=truncates,
         truncation_side=classifier.reader.truncation_side,
-        row_elements=_row_elements(config, config.hidden_size),
+        row_elements=_row_elements(config),
         prompts=prompts,
         default_prompt=(classifier.library.default_prompt_name or "") if prompts else "",
         templates=templates,
@@ -247,8 +220,9 @@ def _identity(module: TextEncoder | TextClassifier, **facts: object) -> dict[str
     return {"config": config, "tokenizer": module.tokenizer.to_str(), **facts}
 
 
-def _row_elements(config: Any, width: int) -> int:
-    """Elements that a run holds at a time for each token, of a model with a width of token vectors."""
+def _row_elements(config: Any) -> int:
+    """Elements that a run of a model holds at a time for each token."""
+    width = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or USUAL_INNER * width
     return int(ROW_TENSORS * width + INNER_TENSORS * inner)
 

@@ -39,52 +39,42 @@ def read_templates(reranker: CausalReranker, prompts: Mapping[str, str]) -> dict
 
 
 def _read_template(reranker: CausalReranker, prompt: str) -> PairTemplate:
-    text = _render(reranker, prompt, QUERY, DOCUMENT)
+    transformer, reader = reranker.library[0], reranker.reader
+    options = {"restore_suffix": True, **transformer.processing_kwargs.get("chat_template", {})}
+    restores_suffix = options.pop("restore_suffix")
+
+    def make_messages(*pair: str) -> Any:
+        formatter = transformer.input_formatter
+        messages = formatter.batch_to_message("text", {"text": [pair]})[1]["message"]
+        return (formatter.prepend_prompt_to_messages(messages, prompt) if prompt else messages)[0]
+
+    def render(*pair: str) -> str:  # what the library gives the tokenizer
+        try:
+            return str(reader.apply_chat_template(make_messages(*pair), tokenize=False, **options))
+        except Exception as error:  # of the template, which may raise anything
+            raise ExportError(f"the chat template fails for the pair {pair}: {error}") from error
+
+    text = render(QUERY, DOCUMENT)
     before, _, tail = text.partition(QUERY)
     between, _, after = tail.partition(DOCUMENT)
-    if text != f"{before}{QUERY}{between}{DOCUMENT}{after}" or QUERY in after or DOCUMENT in after:
+    suffix: list[int] = []
+    if restores_suffix:
+        suffix = transformer._chat_template_suffix_ids(make_messages(QUERY, DOCUMENT), options, {})
+    strips = render(f"{SPACES}{QUERY}{SPACES}", DOCUMENT) == text
+    template = PairTemplate(
+        before=before, between=between, after=after, strips=strips, suffix_ids=tuple(suffix)
+    )
+    if template.render(QUERY, DOCUMENT) != text or QUERY in after or DOCUMENT in after:
         raise ExportError(
             "the chat template must write the query once, and later the document once; it writes "
             f"{text[:200]!r}. If the folder is that of an encoder, choose its pooling"
         )
-    tokens = [*reranker.reader.all_special_tokens, *reranker.reader.get_added_vocab()]
-    spaced = _render(reranker, prompt, f"{SPACES}{QUERY}{SPACES}", DOCUMENT)
-    suffix_ids = tuple(_suffix_ids(reranker, prompt))
-    strips = spaced == text
-    template = PairTemplate(before=before, between=between, after=after, strips=strips, suffix_ids=suffix_ids)
-    for special in (*SPECIAL, *dict.fromkeys(tokens)):
+    for special in dict.fromkeys((*SPECIAL, *reader.all_special_tokens, *reader.get_added_vocab())):
         for pair in ((special, DOCUMENT), (QUERY, special), (special, special)):
-            rendered = _render(reranker, prompt, *pair)
+            rendered = render(*pair)
             if rendered != template.render(*pair):
                 raise ExportError(
                     "the chat template changes the texts of a pair, which is not supported: for the query "
                     f"{pair[0]!r} and the document {pair[1]!r} it writes {rendered[:200]!r}"
                 )
     return template
-
-
-def _messages(reranker: CausalReranker, prompt: str, *pair: str) -> Any:
-    formatter = reranker.library[0].input_formatter
-    (messages,) = formatter.batch_to_message("text", {"text": [pair]})[1]["message"]
-    return formatter.prepend_prompt_to_messages([messages], prompt)[0] if prompt else messages
-
-
-def _render(reranker: CausalReranker, prompt: str, *pair: str) -> str:
-    """What the library gives the tokenizer for a pair."""
-    messages, (options, _) = _messages(reranker, prompt, *pair), _template_options(reranker)
-    try:
-        return str(reranker.reader.apply_chat_template(messages, tokenize=False, **options))
-    except Exception as error:  # of the template, which may raise anything
-        raise ExportError(f"the chat template fails for the pair {pair}: {error}") from error
-
-
-def _template_options(reranker: CausalReranker) -> tuple[dict[str, Any], bool]:
-    """The options of the folder that the template sees, and whether pairs that are cut keep their end."""
-    options = dict(reranker.library[0].processing_kwargs.get("chat_template", {}))
-    return options, options.pop("restore_suffix", True)
-
-
-def _suffix_ids(reranker: CausalReranker, prompt: str) -> list[int]:
-    """The ids that the library puts in place of the last ones of a pair that is cut."""
-    messages, (options, restores) = _messages(reranker, prompt, QUERY, DOCUMENT), _template_options(reranker)
-    return reranker.library[0]._chat_template_suffix_ids(messages, options, {}) if restores else []

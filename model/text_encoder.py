@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attention_serving.model.checkpoints import CheckpointError
 from attention_serving.model.text_module import (
     TextModule,
+    find_max_tokens,
     is_causal,
     run,
     some_ids,
@@ -42,6 +43,9 @@ class TextEncoder(TextModule):
         query_weights: Of an encoder whose queries need no model: the weight of each token id (V,).
         hidden_token: The token that the first id beyond the vocabulary stands for, which others do not attend
             to; None without.
+        expanded_length: The number of tokens that queries are filled up to; 0 if they are not.
+        token_limits: By kind of texts, and by the empty name for texts of no kind, the largest number of
+            tokens. The largest one is `max_tokens`.
         is_causal: Whether tokens attend to earlier tokens only.
         has_tokens: Whether it has a vector for each token.
         heads: The numbers of layers and heads of its attention weights; 0 if it has none.
@@ -59,15 +63,26 @@ class TextEncoder(TextModule):
         token_heads: Mapping[str, nn.Linear] | None = None,
         query_weights: Tensor | None = None,
         hidden_token: int | None = None,
+        expanded_length: int = 0,
+        kind_limits: Mapping[str, int | None] | None = None,
     ) -> None:
         super().__init__(model, reader, library)
+        usual = reader.model_max_length
+        kinds = {"": None, **(kind_limits or {})}
+        self.token_limits: dict[Any, int] = {kind: limit or usual for kind, limit in kinds.items()}
+        self.expanded_length = expanded_length
+        most = max(expanded_length, *self.token_limits.values())
+        self.max_tokens = find_max_tokens(model, most)
+        if self.max_tokens is not None and self.max_tokens < most:
+            raise CheckpointError(
+                f"the model takes {self.max_tokens} tokens, but texts of a kind may have {most}: see "
+                f"query_length, document_length, query_expansion, and model_max_length of the tokenizers"
+            )
         self.after = nn.ModuleList(after)
         self.pooling = pooling
         self.head, self.hidden_token = head, hidden_token
         self.token_heads = nn.ModuleDict(token_heads)
         self.query_weights = None if query_weights is None else nn.Parameter(query_weights)
-        if self.max_tokens is not None:
-            reader.model_max_length = self.max_tokens  # where the library cuts texts
         self.is_causal = is_causal(model)
         self.heads, self.has_tokens = (0, 0), "last_hidden_state" in run(model, some_ids(model))
         is_padded = model.config.model_type in PADDED

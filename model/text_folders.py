@@ -5,7 +5,7 @@ downloaded, and code that a folder brings along runs only if the caller trusts i
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -21,8 +21,7 @@ from attention_serving.model.config import POOLINGS
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder
 from attention_serving.model.text_heads import (
     expansion_token,
-    kind_lengths,
-    read_query_weights,
+    kind_limits,
     read_token_heads,
     sparse_modules,
     split_routes,
@@ -35,10 +34,12 @@ M = TypeVar("M", bound=TextModule)
 MODULES: Final = "modules.json"
 SETTINGS: Final = "config_sentence_transformers.json"
 ADAPTER: Final = "adapter_config.json"
-# The library's class by the type of a folder, and the architecture of folders of ColBERT's authors.
+ROUTES: Final = "router_config.json"
+# The library's classes of encoders, and that of classifiers and rerankers.
 DENSE, SPARSE, MULTI_VECTOR = "SentenceTransformer", "SparseEncoder", "MultiVectorEncoder"
-LIBRARY_CLASSES: Final = {name: name for name in (DENSE, SPARSE, MULTI_VECTOR)} | {"ColBERT": MULTI_VECTOR}
-COLBERT: Final = "HF_ColBERT"
+CROSS_ENCODER: Final = "CrossEncoder"
+# The type of folders that PyLate wrote, and the architecture of those that ColBERT's authors wrote.
+PYLATE, COLBERT = "ColBERT", "HF_ColBERT"
 # The embedding that a model computes itself, and the models that are used by it.
 OWN_POOLING: Final = "own"
 USED_BY_OWN: Final = ("clip", "clip_text_model", "dpr", "siglip", "siglip_text_model")
@@ -69,46 +70,37 @@ def load(
 
     Arguments and errors are those of `load_encoder`.
     """
-    architectures = _architectures(Path(path))
-    is_classifier = any(name.endswith(CLASSIFIER) for name in architectures)
-    if not (is_classifier or _is_reranker(Path(path), architectures, pooling)):
+    if _library_class(Path(path), pooling) != CROSS_ENCODER:
         return load_encoder(path, pooling=pooling, trust_remote_code=trust_remote_code)
     if pooling:
         raise CheckpointError(f"{path}: pooling {pooling!r}: the folder is a classifier")
     return _read(path, _read_classifier, trusted=trust_remote_code)
 
 
-def _architectures(folder: Path) -> list[str]:
-    """The names of the classes that the weights of a folder are of."""
-    config = _read_members(folder / "config.json")
-    return [str(name) for name in config.get("architectures") or ()]
+def _library_class(folder: Path, pooling: str) -> str:
+    """The class of the library that reads a folder; empty for an encoder of transformers.
+
+    A language model of transformers may be an encoder or a reranker: it is a reranker if it has a chat
+    template, and no pooling is chosen.
+    """
+    config, tokenizer = (_read_members(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    if any(name.endswith(CLASSIFIER) for name in architectures):
+        return CROSS_ENCODER
+    if COLBERT in architectures:
+        return MULTI_VECTOR
+    if (folder / MODULES).exists():
+        model_type = str(_read_members(folder / SETTINGS).get("model_type", DENSE))
+        return MULTI_VECTOR if model_type == PYLATE else model_type
+    is_language_model = any(name.endswith(LANGUAGE_MODEL) for name in architectures)
+    has_template = bool(tokenizer.get("chat_template")) or (folder / CHAT_TEMPLATE).is_file()
+    return CROSS_ENCODER if is_language_model and has_template and not pooling else ""
 
 
 def _read_members(file: Path) -> dict[str, Any]:
     """The members of a JSON file; none if it does not exist or is of another form."""
     members = read_json(file) if file.is_file() else {}
     return members if isinstance(members, dict) else {}
-
-
-def _is_reranker(folder: Path, architectures: Sequence[str], pooling: str) -> bool:
-    """Whether a folder is a causal reranker.
-
-    One of sentence-transformers has a `LogitScore`. One of transformers may be an encoder too: it is a
-    reranker if it has a chat template, and no pooling is chosen.
-    """
-    if (folder / MODULES).is_file():
-        modules = read_json(folder / MODULES)
-        entries = modules if isinstance(modules, list) else []
-        return any(isinstance(entry, dict) and _kind(entry) == LOGIT_SCORE for entry in entries)
-    is_causal_model = any(name.endswith(LANGUAGE_MODEL) for name in architectures)
-    has_template = (folder / CHAT_TEMPLATE).is_file()
-    has_template |= bool(_read_members(folder / "tokenizer_config.json").get("chat_template"))
-    return is_causal_model and has_template and not pooling
-
-
-def _kind(module: Mapping[str, Any]) -> str:
-    """The class of an entry of modules.json."""
-    return str(module.get("type")).rpartition(".")[2]
 
 
 def _read_classifier(folder: Path, options: dict[str, Any]) -> TextClassifier:
@@ -140,8 +132,12 @@ def load_encoder(
         CheckpointError: A library is missing or cannot read the folder, or what it reads cannot be served
             with the same results. The message says what.
     """
-    is_of_sentences = (Path(path) / MODULES).exists() or COLBERT in _architectures(Path(path))
-    read = partial(_read_sentence_encoder if is_of_sentences else _read_plain_encoder, pooling=pooling)
+    kind = _library_class(Path(path), pooling)
+    if kind and pooling:
+        raise CheckpointError(f"{path}: pooling {pooling!r}: the folder states its own")
+    read: Callable[..., TextEncoder] = partial(_read_plain_encoder, pooling=pooling)
+    if kind:
+        read = partial(_read_sentence_encoder, kind=kind)
     return _read(path, read, trusted=trust_remote_code)
 
 
@@ -170,49 +166,43 @@ def _read(path: str | PathLike[str], read: Callable[[Path, dict[str, Any]], M], 
     return module.requires_grad_(requires_grad=False)
 
 
-def _read_sentence_encoder(folder: Path, options: dict[str, Any], *, pooling: str) -> TextEncoder:
-    """The encoder of a folder of sentence-transformers."""
+def _read_sentence_encoder(folder: Path, options: dict[str, Any], *, kind: str) -> TextEncoder:
+    """The encoder of a folder that a class of sentence-transformers reads."""
     import sentence_transformers  # noqa: PLC0415 - takes seconds
     from sentence_transformers.base.modules import Router  # noqa: PLC0415
     from sentence_transformers.sentence_transformer.modules import Transformer  # noqa: PLC0415
 
-    if pooling:
-        raise CheckpointError(f"pooling {pooling!r}: the folder states its own")
-    is_colbert = COLBERT in _architectures(folder)
-    model_type = "ColBERT" if is_colbert else _read_members(folder / SETTINGS).get("model_type", DENSE)
-    if model_type not in LIBRARY_CLASSES:
-        raise CheckpointError(f"{SETTINGS}: model_type {model_type!r} is not that of a text encoder")
-    kind = LIBRARY_CLASSES[model_type]
+    if kind not in (DENSE, SPARSE, MULTI_VECTOR):
+        raise CheckpointError(f"{SETTINGS}: model_type {kind!r} is not that of a text encoder")
     make = getattr(sentence_transformers, kind)
     library = make(str(folder), device="cpu", model_kwargs={**FLOAT32}, **options)
-    modules, queries, path = [*library], None, folder
-    if kind == SPARSE and isinstance(modules[0], Router):
-        queries, modules, path = split_routes(library, folder)
+    modules, heads, path = [*library], dict[str, Any](), folder
+    if kind == SPARSE and isinstance(modules[0], Router) and len(modules) == 1:
+        queries, modules = split_routes(modules[0])
+        limits = {"query": queries.max_seq_length, "document": None}
+        heads = {"query_weights": queries.weight.detach().float(), "kind_limits": limits}
+        path = folder / read_json(folder / ROUTES)["structure"]["document"][0]
     elif (folder / MODULES).exists():
         path = folder / read_json(folder / MODULES)[0]["path"]
     transformer, *after = modules
     if not isinstance(transformer, Transformer):
         raise CheckpointError(f"{MODULES}: {type(transformer).__name__} cannot be the first module")
     modes = _pooling_modes(library, after)
-    if kind != DENSE:
-        after = (sparse_modules if kind == SPARSE else token_modules)(transformer, after)
+    if kind == SPARSE:
+        after, heads["head"] = sparse_modules(transformer, after), "sparse"
+    elif kind == MULTI_VECTOR:
+        after, expansion = token_modules(transformer, after), transformer.query_expansion
+        heads = {"head": "tokens", "kind_limits": kind_limits(transformer)}
+        if expansion is not None:
+            heads["expanded_length"] = expansion["length"]
+            heads["hidden_token"] = None if expansion["attend"] else expansion_token(transformer)
+    else:
+        heads = {"token_heads": read_token_heads(folder, transformer.auto_model)}
     uses_own = not modes and kind != MULTI_VECTOR
     model = _with_all_weights(transformer.auto_model, path, options, uses_own=uses_own)
-    reader = transformer.tokenizer
-    if kind == SPARSE:
-        weights = None if queries is None else read_query_weights(queries, reader, model)
-        return TextEncoder(model, after, reader, (), library, head="sparse", query_weights=weights)
-    if kind == MULTI_VECTOR:
-        token = expansion_token(transformer)
-        hidden = None if token is None or transformer.query_expansion["attend"] else token
-        # Lengths of kinds of texts take precedence over that of the tokenizer.
-        lengths = filter(None, (library.max_seq_length, *kind_lengths(transformer).values()))
-        library.max_seq_length = max(lengths, default=None)
-        return TextEncoder(model, after, reader, (), library, head="tokens", hidden_token=hidden)
     names = {theirs: ours for ours, theirs in POOLINGS.items()}
-    kinds = tuple(names[mode] for mode in modes) or (OWN_POOLING,)
-    heads = read_token_heads(folder, model)
-    return TextEncoder(model, after, library.tokenizer, kinds, library, token_heads=heads)
+    pooling = tuple(names[mode] for mode in modes) or (OWN_POOLING,) if kind == DENSE else ()
+    return TextEncoder(model, after, transformer.tokenizer, pooling, library, **heads)
 
 
 def _pooling_modes(library: Any, modules: Iterable[Any]) -> list[str]:
@@ -245,7 +235,8 @@ def _read_plain_encoder(folder: Path, options: dict[str, Any], *, pooling: str) 
         model = model.get_encoder()
     pooling = OWN_POOLING if uses_own else pooling or ("last" if is_causal(model) else "mean")
     after = [] if uses_own else [Pooling(model.config.hidden_size, POOLINGS[pooling])]
-    return TextEncoder(model, after, reader, (pooling,))
+    heads = read_token_heads(folder, model)
+    return TextEncoder(model, after, reader, (pooling,), token_heads=heads)
 
 
 def _with_all_weights(model: Any, folder: Path, options: Mapping[str, Any], *, uses_own: bool) -> Any:

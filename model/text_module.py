@@ -36,7 +36,9 @@ class TextModule(nn.Module):
         self.model: Any = model
         self.reader, self.tokenizer = reader, fast_tokenizer(reader)
         self._library = [library]  # in a list, so that it is not a part of this module
-        self.max_tokens = find_max_tokens(model, reader, None if library is None else library.max_seq_length)
+        self.max_tokens = find_max_tokens(model, reader.model_max_length)
+        if self.max_tokens is not None:
+            reader.model_max_length = self.max_tokens  # where the library cuts texts
         self.padding_id: int = reader.pad_token_id or 0
         self.supports_padding = True
         self.notes: tuple[str, ...] = ()
@@ -85,9 +87,9 @@ def some_ids(model: Any, *, length: int = LENGTH) -> Tensor:
     return torch.linspace(0, vocabulary_size(model) - 1, length + 2).long()[None, 1:-1]
 
 
-def find_max_tokens(model: Any, reader: Any, limit: int | None) -> int | None:
-    """The largest number of tokens: the limit of the library or tokenizer, or of tables of positions."""
-    limits = [limit or reader.model_max_length, getattr(model.config, "max_position_embeddings", None)]
+def find_max_tokens(model: Any, limit: int) -> int | None:
+    """The largest number of tokens: a limit, or that of tables of positions; None if there is none."""
+    limits = [limit, getattr(model.config, "max_position_embeddings", None)]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             # Tables that count from the id of padding have no rows for it and for those before it.

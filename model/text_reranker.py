@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attention_serving.model.checkpoints import CheckpointError
 from attention_serving.model.text_encoder import TextClassifier
-from attention_serving.model.text_module import find_max_tokens, with_padding
+from attention_serving.model.text_module import with_padding
 
 # The name under which the transformers library has the attention to a prefix.
 SHARED_PREFIX: Final = "shared_prefix"
@@ -42,12 +42,8 @@ class CausalReranker(TextClassifier):
                 f"the true and the false token have one id, {ids[0]}, so that every score would be 0: the "
                 "tokenizer lacks them. If the folder is that of an encoder, choose its pooling"
             )
-        model, reader = transformer.auto_model, library.tokenizer
-        limit = find_max_tokens(model, reader, library.max_seq_length)
-        if limit is not None:
-            reader.model_max_length = limit  # where the library cuts texts
-        label = reader.decode([score.true_token_id]).strip() or str(score.true_token_id)
-        super().__init__(library, model=_with_head_of(model, ids), labels=(label,))
+        label = library.tokenizer.decode([score.true_token_id]).strip() or str(score.true_token_id)
+        super().__init__(library, model=_with_head_of(transformer.auto_model, ids), labels=(label,))
         self.takes_types = False
 
     def forward(  # type: ignore[override]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.torch import load_file, save_file
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from torch import Tensor
 
 from attention_serving.artifact.encoder import (
@@ -24,7 +25,7 @@ from attention_serving.artifact.encoder import (
     has_vectors,
     tolerance_of,
 )
-from attention_serving.artifact.golden import QUERY_TEXT, load_golden
+from attention_serving.artifact.golden import QUERY_TEXT, load_golden, token_inputs
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
@@ -36,6 +37,7 @@ from attention_serving.export.parity import has_same_top
 from attention_serving.export.precision import ENCODER_TOLERANCES, Precision
 from attention_serving.export.reference import TEXTS, compare_texts
 from attention_serving.model.checkpoints import CheckpointError
+from attention_serving.model.checkpoints.files import read_json
 from attention_serving.model.text_folders import load_encoder
 from tests.encoders.heads import (
     COLBERT,
@@ -43,6 +45,7 @@ from tests.encoders.heads import (
     M3,
     MAX_TOKENS,
     MULTI_VECTOR,
+    POSITIONS,
     SPARSE,
     SPLADE,
     save_folder,
@@ -57,6 +60,7 @@ NAMES = [
 ]
 # Of one and of many tokens, so that their batch is padded.
 BATCH = [TEXTS[4], "a", TEXTS[-1], "life, the universe."]
+LONG = "word " * 200
 Change = Callable[[Path], Any]
 
 
@@ -236,28 +240,28 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
     "another task": (SPLADE, set_members(MODEL, transformer_task="feature-extraction"), "after feature-extr"),
     "another type": (SPLADE, set_members(SETTINGS, model_type="Other"), "model_type 'Other' is not"),
-    "token pooling": (COLBERT, add_pooling, "HierarchicalTokenPooling is not supported in a multi-vector"),
-    "no mask": (COLBERT, change_modules(lambda modules: modules.pop(2)), "needs one MultiVectorMask"),
+    "token pooling": (COLBERT, add_pooling, "HierarchicalTokenPooling; a multi-vector"),
+    "no mask": (COLBERT, change_modules(lambda modules: modules.pop(2)), "has one MultiVectorMask"),
     "kept ids": (COLBERT, set_members("2_MultiVectorMask/config.json", keep_only_token_ids=[5]), "keep_only"),
-    "padding on the left": (
+    "documents beyond the table of positions": (
         COLBERT,
-        set_members("tokenizer_config.json", padding_side="left"),
-        "padding_side",
+        set_members(MODEL, document_length=POSITIONS + 1),
+        f"takes {POSITIONS} tokens, but texts of a kind may have {POSITIONS + 1}",
     ),
     "one file of two": (
         M3,
         lambda folder: (folder / "sparse_linear.pt").unlink(),
-        "sparse_linear.pt is missing",
+        "sparse_linear.pt: must be a file",
     ),
     "another shape": (
         M3,
         lambda folder: torch.save({"weight": torch.ones(2, 32)}, folder / "sparse_linear.pt"),
-        r"has \{'weight': \(2, 32\)\}; expected weight \[1, 32\] and bias",
+        r"must be a file of two tensors: weight \[1, 32\] and bias",
     ),
     "code in a file": (
         M3,
         lambda folder: torch.save({"weight": Path()}, folder / "colbert_linear.pt"),
-        "colbert_linear.pt: is not a file of tensors only",
+        "colbert_linear.pt: must be a file of two tensors",
     ),
     "other routes": (
         INFERENCE_FREE,
@@ -276,6 +280,41 @@ def test_folders_that_cannot_be_served_are_refused(
     change(folder)
     with pytest.raises(CheckpointError, match=message):
         load_encoder(folder)
+
+
+def longer_documents(folder: Path) -> None:
+    """Documents may be longer, and queries as long, as a text of no kind."""
+    set_members(MODEL, query_length=None, document_length=MAX_TOKENS + 20)(folder)
+
+
+def longer_queries(folder: Path) -> None:
+    """Queries may be longer than documents: the two have their own tokenizers."""
+    (folder_of_queries, *_) = read_json(folder / "router_config.json")["structure"]["query"]
+    set_members(f"{folder_of_queries}/tokenizer_config.json", model_max_length=MAX_TOKENS + 20)(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "limits"),
+    [
+        ("mean-colbert", longer_documents, {"": MAX_TOKENS, "query": MAX_TOKENS}),
+        (INFERENCE_FREE, longer_queries, {"": MAX_TOKENS, "document": MAX_TOKENS}),
+    ],
+)
+def test_each_kind_of_texts_is_cut_where_the_library_cuts_it(
+    folder_of: Callable[[str], Path], tmp_path: Path, name: str, change: Change, limits: dict[str, int]
+) -> None:
+    folder = shutil.copytree(folder_of(name), tmp_path / "folder")
+    change(folder)
+    encoder = load_encoder(folder)
+    facts = encoder_spec(encoder, reference=Reference.NONE).encoder
+    assert facts is not None
+    assert (facts.token_limits, encoder.max_tokens) == (limits, MAX_TOKENS + 20)
+    library = (SparseEncoder if name in SPARSE else MultiVectorEncoder)(str(folder), device="cpu")
+    encode = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens, facts)
+    for kind in ("query", "document"):
+        ids = library.preprocess([LONG], task=kind)["input_ids"]
+        assert_array_equal(encode(LONG, is_query=kind == "query")["token_ids"], ids)
+    assert library.preprocess([LONG])["input_ids"].shape == (1, limits[""])
 
 
 def make_pylate(folder: Path) -> None:
