@@ -224,10 +224,6 @@ def measure_maxsim(
     repository: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
     *,
     model: str = "colbert",
-    documents: Annotated[int, typer.Option(min=1)] = 1000,
-    tokens: Annotated[int, typer.Option(min=2)] = 180,
-    query_tokens: Annotated[int, typer.Option(min=2)] = 32,
-    rounds: Annotated[int, typer.Option(min=1)] = 25,
     cache: Path = CACHE,
 ) -> None:
     """Compare a query with stored documents, by a server and by NumPy in this process, in turn.
@@ -235,18 +231,12 @@ def measure_maxsim(
     Options:
         repository: Model repository.
         model: Name of a multi-vector encoder.
-        documents: Number of documents.
-        tokens: Tokens of each document, if the model takes so many.
-        query_tokens: Tokens of the query.
-        rounds: Calls of each.
         cache: Folder of the server's log.
     """
     log = (cache / "work/maxsim.log").resolve()
     log.parent.mkdir(parents=True, exist_ok=True)
     with report_failures(), serving(repository, log) as server:
-        times = late_interaction.compare(server.target, model, documents, tokens, query_tokens, rounds)
-        console.print(", ".join(f"{name} {milliseconds:.1f} ms" for name, milliseconds in times.items()))
-        console.print(f"the server has {times['numpy'] / times['server']:.2f} of NumPy's rate")
+        console.print(late_interaction.compare(server.target, model))
 
 
 def contest(table: Table, cell: Cell, systems: Sequence[Served], rounds: int) -> None:

@@ -6,56 +6,39 @@ Does not tell how a server fares with several callers, or whose query is longer 
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 import numpy as np
 from attention_client import AttentionClient
 
+DOCUMENTS, TOKENS, QUERY_TOKENS, ROUNDS = 1000, 180, 32, 25
 LETTERS = np.array([*"abcdefghijklmnopqrstuvwxyz", *" " * 6])
-CHARACTERS = 16  # at most, of a token
 TIMEOUT = 600
 
 
-def compare(
-    target: str, model: str, documents: int, tokens: int, query_tokens: int, rounds: int
-) -> dict[str, float]:
-    """Measures both in turn; the query is encoded in each call of the server.
-
-    Args:
-        target: HOST:PORT of the server.
-        model: Name of a multi-vector encoder.
-        documents: Number of stored documents.
-        tokens: Tokens of each.
-        query_tokens: Tokens of the query.
-        rounds: Calls of each.
-
-    Returns:
-        The medians in milliseconds, by name.
-    """
+def compare(target: str, model: str) -> str:
+    """Calls both in turn, and returns their medians as text; the server encodes the query in each call."""
     noise = np.random.default_rng(0)
+    long = ["".join(noise.choice(LETTERS, 16 * TOKENS)) for _ in range(DOCUMENTS)]
     with AttentionClient(target, timeout=TIMEOUT) as client:
-
-        def text(count: int, kind: Any) -> str:
-            """A text of so many tokens, as far as they end between two characters."""
-            letters = "".join(noise.choice(LETTERS, CHARACTERS * count))
-            return letters[: client.tokenize(model, letters, input_kind=kind).offsets[count - 2, 1]]
-
-        texts = [text(tokens, "document") for _ in range(documents)]
-        query, stored = text(query_tokens, "query"), client.context(model, texts=texts, truncate=True)
-        (spec,) = (spec for spec in client.model(model).outputs if spec.name == "context_vectors")
-        width = int(spec.axes[-1])
+        tokenized = [client.tokenize(model, text, input_kind="document") for text in long]
+        documents = [text[: row.offsets[TOKENS - 2, 1]] for text, row in zip(long, tokenized, strict=True)]
+        query = documents[0][: 4 * QUERY_TOKENS]
+        stored = client.context(model, texts=documents, truncate=True)
+        width = client.embed(model, query, outputs=["token_vectors"], truncate=True).token_vectors.shape[1]
         rows = noise.standard_normal((stored.rows, width), np.float32)
-        queries = noise.standard_normal((query_tokens, width), np.float32)
-        starts = np.linspace(0, stored.rows, documents, endpoint=False).astype(int)
+        queries = noise.standard_normal((QUERY_TOKENS, width), np.float32)
+        starts = np.linspace(0, stored.rows, DOCUMENTS, endpoint=False).astype(int)
         calls: dict[str, Callable[[], object]] = {
             "server": lambda: client.rerank(model, query, context=stored, truncate=True),
             "numpy": lambda: np.maximum.reduceat(queries @ rows.T, starts, axis=1).sum(axis=0),
         }
         seconds: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             for name, call in calls.items():
                 started = time.perf_counter()
                 call()
                 seconds[name].append(time.perf_counter() - started)
         stored.drop()
-    return {name: 1000 * median(durations) for name, durations in seconds.items()}
+    server, numpy = (1000 * median(seconds[name]) for name in ("server", "numpy"))
+    rate = f"the server has {numpy / server:.2f} of NumPy's rate"
+    return f"server {server:.1f} ms, NumPy {numpy:.1f} ms: {rate}"

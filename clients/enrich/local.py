@@ -2,23 +2,23 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from attention_client import AttentionResult, Embeddings, ModelInfo, SparseVector
-from attention_client._calls.embeddings import OUTPUT_TYPES, as_output_type
-from attention_client.enrich.backends import BackendRequest
+from attention_client._calls.embeddings import OUTPUT_TYPES, as_output_type, encode_embeddings
+from attention_client._values import RequestOptions
+from attention_client.enrich.backends import BackendRequest, embedding_inputs
 from attention_client.enrich.model import JobModel
-from attention_client.enrich.options import OUTPUTS, EnrichOptions, Role
+from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
-from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from attention_serving.server.api.attention.requests import NAME_BY_ENUM, quantisation_range
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
+from attention_serving.server.api.attention.requests import NAME_BY_ENUM, encoder_outputs, quantisation_range
 from attention_serving.server.api.attention.responses import describe
 from attention_serving.server.api.tensors import OutputPlaceholder
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
-from attention_serving.server.engine.facts import HEADS
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.types import (
@@ -71,16 +71,15 @@ class LocalBackend:
             raise EnrichError(f"the context cannot be used: {error.message}") from error
         self.tokenizer = self._model.tokenizer
         self.concurrency = self._model.parallel_runs
-        self._options, self._outputs = options, _encoder_outputs(options, self._model.model.encoder)
+        self._options = options
 
     def encode_texts(self, texts: Sequence[str]) -> tuple[Sequence[Any], Sequence[int]]:
         """As of Backend: the token ids of the texts. Halves by themselves show which text is refused."""
         options = self._options
         try:
             if 0 < len(texts) <= ENCODED_TOGETHER:
-                kind = options.input_kind or ""
-                chosen = {"prompt": options.prompt, "truncate": options.truncate, "input_kind": kind}
-                return self._model.encode(texts, **chosen)
+                prompt, kind = options.prompt, options.input_kind or ""
+                return self._model.encode(texts, prompt=prompt, truncate=options.truncate, input_kind=kind)
         except InvalidRequestError as error:
             if len(texts) == 1:
                 return [RefusedError(error.message, error.reason)], ()
@@ -108,10 +107,19 @@ class LocalBackend:
             context=self._context,
             return_weights=self._options.weights,
             dimensions=self._options.dimensions or 0,
-            encoder_outputs=self._outputs,
+            encoder_outputs=self._encoder_outputs,
             input_kind=self._options.input_kind or "",
         )
         return partial(self._result, future)
+
+    @cached_property
+    def _encoder_outputs(self) -> EncoderOutputs | None:
+        """What results of a text encoder have: what a server computes for the request of a client."""
+        if self._model.model.encoder is None:
+            return None
+        inputs, options = embedding_inputs(self._options, ["a"]), RequestOptions(model=self.model.name)
+        message: Any = encode_embeddings(options, inputs).requests[0]
+        return encoder_outputs(message, self._model.model)
 
     def _result(self, future: "Future[Result]") -> AttentionResult[Any]:
         """A result or an error of the engine in the terms of a job."""
@@ -153,13 +161,3 @@ class LocalBackend:
     def close(self) -> None:
         """Cancels requests that have not started."""
         self._model.close()
-
-
-def _encoder_outputs(options: EnrichOptions, encoder: EncoderFacts | None) -> EncoderOutputs | None:
-    """What results of a text encoder have, as those of a request of the client."""
-    if encoder is None:
-        return None
-    outputs = dict(zip(OUTPUTS, HEADS.values(), strict=True))
-    names = [name for head in options.heads for name in outputs[head]]
-    max_active = 0 if encoder.sparse is None else encoder.sparse.max_active
-    return EncoderOutputs(frozenset(names), options.top_k or max_active)

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from attention_client import AsyncAttentionClient, AttentionClient, Ranking, TextTruncatedWarning, errors
-from attention_client._calls import embeddings
+from attention_client._calls import sequences
 from attention_client._calls.attention import EncodedCall
 from attention_client._commands.app import app
 from attention_client._generated.attention.v1 import attention_pb2 as pb
@@ -69,7 +69,7 @@ def assert_scores(found: Any, scores: NDArray[np.float32]) -> None:
 def test_rankings_equal_the_library(
     client: AttentionClient, monkeypatch: pytest.MonkeyPatch, portion: int
 ) -> None:
-    monkeypatch.setattr(embeddings, "MAX_SEQUENCES", portion)
+    monkeypatch.setattr(sequences, "MAX_SEQUENCES", portion)
     found = client.rerank(RERANKER, QUERY, DOCUMENTS)
     assert [each.index for each in found] == ORDER
     assert_scores([each.score for each in found], SCORES[ORDER])

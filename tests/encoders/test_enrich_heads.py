@@ -153,7 +153,7 @@ def test_columns_of_queries_and_of_passages(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"model": SPLADE}, "outputs has dense, which model 'splade' does not compute; it has sparse"),
+        ({"model": SPLADE}, "model 'splade' has no dense output; choose from sparse with --outputs"),
         ({"outputs": "weights"}, "outputs is 'weights'; it must have one or more of dense, sparse, token_v"),
         ({"outputs": []}, r"outputs is \[\]; it must have one or more"),
         ({"outputs": "sparse", "dimensions": 8}, "dimensions needs dense among outputs"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from attention_client import AsyncAttentionClient, AttentionClient, errors
-from attention_client._calls import contexts as client_contexts
+from attention_client._calls import sequences
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from sentence_transformers.util import maxsim, mean_maxsim
@@ -354,7 +354,7 @@ def test_the_blocks_of_the_pages_run(running: Running, tmp_path: Path, page: str
 
 
 async def test_clients_store_and_rank_documents(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_contexts, "MAX_DOCUMENTS", 2)
+    monkeypatch.setattr(sequences, "MAX_SEQUENCES", 2)
     expected, _ = running.scores(COLBERT, QUERIES[:1] * 5, DOCUMENTS)
     order = np.argsort(-expected, kind="stable").tolist()
     with AttentionClient(running.target) as client:
@@ -378,9 +378,9 @@ async def test_clients_store_and_rank_documents(running: Running, monkeypatch: p
             ("texts", lambda: client.rerank(COLBERT, "a")),
             ("texts", lambda: client.rerank(COLBERT, "a", DOCUMENTS, context=memory)),
             ("context", lambda: client.rerank(M3, "a", context=memory)),
-            ("key", lambda: client.context(COLBERT)),
-            ("key", lambda: client.context(COLBERT, [[1.0]], texts=DOCUMENTS)),
-            ("truncate", lambda: client.context(COLBERT, [[1.0]], truncate=True)),
+            ("texts", lambda: client.context(COLBERT)),
+            ("texts", lambda: client.context(COLBERT, [[1.0]], texts=DOCUMENTS)),
+            ("key", lambda: client.context(COLBERT, [[1.0]], truncate=True)),
             ("texts", lambda: client.context(COLBERT, texts=[])),
             ("texts", lambda: client.context(COLBERT, texts=["\ud800"])),
         ]

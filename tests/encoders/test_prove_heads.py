@@ -64,12 +64,6 @@ def splade(name: str, value: str) -> Change:
     return put(lambda model: model[1], name, value)
 
 
-def keep_special(model: Any) -> None:
-    """Queries without a model have the special tokens too."""
-    queries = model[0].sub_modules["query"][0]
-    queries.preprocess = lambda texts, **_: dict(queries.tokenizer(texts, padding=True, return_tensors="pt"))
-
-
 def score_padding(model: Any) -> None:
     """Padding has vectors, too."""
     forward = model[2].forward
@@ -102,7 +96,6 @@ CASES: dict[str, tuple[str, Change, dict[str, Any], str]] = {
         {"after": lambda rows: np.roll(rows, 1, axis=1)},
         "token ids are those of another tokenizer",
     ),
-    "special tokens": (INFERENCE_FREE, keep_special, {}, "special tokens are kept"),
     "kinds": (INFERENCE_FREE, same, {"method": "encode_document"}, "queries are computed as documents"),
     "raw": (COLBERT, lambda model: model.pop(3), {}, "token vectors are not normalised"),
     "no skip list": (

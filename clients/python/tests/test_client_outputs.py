@@ -95,7 +95,6 @@ def test_texts_with_token_vectors_make_messages_of_bounded_size() -> None:
         ({"outputs": [None]}, "outputs"),
         ({"outputs": ["dense"], "sparse": True}, "sparse"),
         ({"sparse": True, "dimensions": 8}, "dimensions"),
-        ({"sparse": True, "output_type": "int8"}, "output_type"),
         ({"outputs": ["token_vectors"], "normalised": True}, "normalised"),
         ({"outputs": ["dense", "token_vectors"], "top_k": 3}, "top_k"),
         ({"sparse": True, "top_k": 0}, "top_k"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention_client import EmbeddingInputs, InternalError, InvalidArgumentError
-from attention_client._calls import embeddings
+from attention_client._calls import sequences
 from attention_client._calls.embeddings import encode_embeddings, encode_rerank
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import RequestOptions
@@ -48,7 +48,7 @@ def test_wrong_spans_are_refused_by_name(inputs: Any, spans: Any, field: str) ->
 
 
 def test_many_spans_are_divided_among_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embeddings, "MAX_SPANS", 3)
+    monkeypatch.setattr(sequences, "MAX_SPANS", 3)
     spans = [[(0, 1)] * count for count in (2, 1, 1, 5, 0, 0)]
     for inputs in (["eat"] * 6, [[5]] * 6):
         assert [lengths for lengths, _ in sent(inputs, spans)] == [[2, 1], [1], [5], [0, 0]]

@@ -82,10 +82,8 @@ def output_type(message: pb.AttendRequest) -> str:
     """
     data_type = message.output_data_type
     datatype = NAME_BY_ENUM.get(data_type, "") if data_type else "FP32"
-    has_rows = message.return_weights or message.return_token_vectors
-    if datatype in QUANTISED and (has_rows or not message.HasField("embedding")):
-        rule = f"{datatype} is for embeddings: the request must have `embedding`, and not "
-        rule += "return_weights or return_token_vectors"
+    if datatype in QUANTISED and (message.return_weights or not message.HasField("embedding")):
+        rule = f"{datatype} is for embeddings: the request must have `embedding`, and not return_weights"
         raise InvalidRequestError("output_data_type", rule)
     if datatype not in (*FLOAT_DTYPE_BY_NAME, *QUANTISED):
         rule = f"is {data_type}; must be one of {', '.join(FLOAT_DTYPE_BY_NAME)}"

@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from attention_serving.artifact.encoder import CONTEXT_VECTORS
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, QUANTISED
 from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.requests import ENUM_BY_NAME, UINT32
@@ -85,16 +85,19 @@ def encode(
 
     if first is not None:
         first = first or (CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs)))
-    for name, vectors, path in (
-        (first, response.context_vectors, CONTEXT_DATA),
-        (token_vectors, response.token_vectors, TOKEN_DATA),
+    # Only embeddings are quantised.
+    token_type = "FP32" if datatype in QUANTISED else datatype
+    for name, vectors, path, element_type in (
+        (first, response.context_vectors, CONTEXT_DATA, datatype),
+        (token_vectors, response.token_vectors, TOKEN_DATA, token_type),
     ):
         if name:
             # The first output of a non-attention module may be one row for each sequence.
             rows = [np.atleast_2d(array) for array in outputs[name]]
-            vectors.data_type, vectors.width = ENUM_BY_NAME[datatype_of(rows[0], datatype)], rows[0].shape[-1]
+            vectors.data_type = ENUM_BY_NAME[datatype_of(rows[0], element_type)]
+            vectors.width = rows[0].shape[-1]
             vectors.lengths.extend([len(array) for array in rows])
-            add(path, rows, OutputPlaceholder(name, datatype, largest=largest))
+            add(path, rows, OutputPlaceholder(name, element_type, largest=largest))
     if SPARSE_INDICES in outputs:
         response.sparse_embeddings.lengths.extend(map(len, outputs[SPARSE_INDICES]))
         for name, path in ((SPARSE_INDICES, SPARSE_IDS), (SPARSE_VALUES, SPARSE_WEIGHTS)):

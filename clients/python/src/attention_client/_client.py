@@ -55,7 +55,6 @@ from attention_client._values import (
     Version,
     whole_number,
 )
-from attention_client.errors import invalid
 
 _ParametersT = ParamSpec("_ParametersT")
 _ResultT = TypeVar("_ResultT")
@@ -284,13 +283,8 @@ class AttentionClient(Connection):
         embed = EmbeddingInputs(
             inputs, prompt, dimensions, truncate, input_kind, truncation_side, output_type, normalised
         )
-        if sparse and outputs is not None:
-            raise invalid("sparse", "False, because `outputs` names what to return", sparse)
-        embed = replace(embed, outputs=("sparse",) if sparse else outputs, top_k=top_k)
-        call = encoded = encode_embeddings(self._options(model, version), embed, spans)
-        if sparse:
-            call = replace(encoded, decoder=lambda responses: encoded.decoder(responses).sparse)
-        return self._answer(call, timeout)
+        embed = replace(embed, sparse=sparse, outputs=outputs, top_k=top_k)
+        return self._answer(encode_embeddings(self._options(model, version), embed, spans), timeout)
 
     def rerank(
         self,
@@ -527,8 +521,8 @@ class AttentionClient(Connection):
         """
         options = self._options(model, version)
         lifetime = 0 if ttl is None else whole_number("ttl", ttl, 1, MAX_INDEX)
-        parts = read_parts(key, value, mask, texts, truncate=truncate)
-        context = Context(self, options, parts, ttl=lifetime, shared=shared)
+        parts = read_parts(key, value, mask, texts)
+        context = Context(self, options, parts, truncate=truncate, ttl=lifetime, shared=shared)
 
         async def put() -> Context:
             await context._put(timeout)

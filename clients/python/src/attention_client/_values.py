@@ -172,8 +172,8 @@ class TextInputs:
 class EmbeddingInputs:
     """One request of a stream for embeddings: the arguments of `AttentionClient.embed`, at most 1,024 texts.
 
-    The context vectors of its result are the embeddings: (d,) for one text, otherwise (B, d); with `outputs`,
-    they are `Embeddings`.
+    The context vectors of its result are what `embed` returns: the embeddings, (d,) for one text, otherwise
+    (B, d), or, if `sparse`, those; with `outputs`, `Embeddings`.
     """
 
     inputs: str | Texts | Arrays
@@ -184,6 +184,7 @@ class EmbeddingInputs:
     truncation_side: str | None = None
     output_type: OutputType = "float32"
     normalised: bool | None = None
+    sparse: bool = False
     outputs: Sequence[Output] | None = None
     top_k: int | None = None
 

@@ -3,23 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_client._calls.arrays import as_booleans
-from attention_client._calls.sequences import InputForm, encode_mask, fill_texts, fill_vectors, texts, vectors
+from attention_client._calls.sequences import (
+    InputForm,
+    encode_mask,
+    fill_texts,
+    fill_vectors,
+    split_texts,
+    texts,
+    vectors,
+)
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._values import Array, Arrays, RequestOptions, Texts, Wire, type_name
+from attention_client._values import Array, Arrays, RequestOptions, Texts, Wire
 from attention_client.errors import LimitExceededError, NotFoundError, invalid
 
 LOST = "CONTEXT_NOT_FOUND"
 # How many times the rows are put before each repetition of a call. One is enough unless several servers stand
 # behind one name: they are called in turn, so that n times in a row reach n of them.
 _PUTS = (1, 2, 3)
-# Documents of one call: more are appended.
-MAX_DOCUMENTS = 1024
 
 
 class Rows(NamedTuple):
@@ -36,46 +43,24 @@ class Rows(NamedTuple):
     mask: NDArray[np.bool_]
 
 
-class Documents(NamedTuple):
-    """Documents that are put at once.
-
-    Attributes:
-        texts: The documents.
-        truncate: Whether those with too many tokens are cut; None for the model's setting.
-    """
-
-    texts: Sequence[str]
-    truncate: bool | None
-
-
-Part: TypeAlias = Rows | Documents
+# Rows, or documents.
+Part: TypeAlias = Rows | Sequence[str]
 
 
 def read_parts(
-    key: Arrays | None,
-    value: Arrays | None,
-    mask: Arrays | None,
-    documents: Texts | None,
-    *,
-    truncate: bool | None,
+    key: Arrays | None, value: Arrays | None, mask: Arrays | None, documents: Texts | None
 ) -> list[Part]:
     """Reads the rows of a context, or its documents in portions for one call each.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or shape, or there are both or none of them.
     """
-    if documents is None:
-        if truncate is not None:
-            raise invalid("truncate", "None, because rows are not texts", truncate)
-        if key is None:
-            raise invalid("key", "key rows, or texts for a multi-vector encoder", "None")
+    if documents is None and key is not None:
         return [read_rows(key, value, mask)]
-    for name, rows in (("key", key), ("value", value), ("mask", mask)):
-        if rows is not None:
-            raise invalid(name, "None, because the context has texts", type_name(rows))
+    if documents is None or any(rows is not None for rows in (key, value, mask)):
+        raise invalid("texts", "either documents or key rows", "neither" if documents is None else "both")
     _, strings = texts("texts", documents)
-    starts = range(0, len(strings), MAX_DOCUMENTS)
-    return [Documents(strings[start : start + MAX_DOCUMENTS], truncate) for start in starts]
+    return [strings[part] for part in split_texts(list(map(len, strings)))]
 
 
 def read_rows(key: Arrays, value: Arrays | None, mask: Arrays | None) -> Rows:
@@ -102,11 +87,8 @@ def fill_parts(
     request: pb.PutContextRequest | pb.AppendContextRequest, parts: Sequence[Any], wire: Wire
 ) -> None:
     """Fills the message in place with all parts: with documents, or with rows as one sequence."""
-    if isinstance(parts[0], Documents):
-        for part in parts:
-            fill_texts("texts", request.text.texts, part.texts)
-        if parts[0].truncate is not None:
-            request.text.truncate = bool(parts[0].truncate)
+    if not isinstance(parts[0], Rows):
+        fill_texts("texts", request.text.texts, list(chain.from_iterable(parts)))
         return
     keys, values, masks = zip(*parts, strict=True)
     fill_vectors(request.key, vectors("key", np.concatenate(keys)), wire)
@@ -147,6 +129,7 @@ class Context:
         options: RequestOptions,
         rows: Sequence[Part] = (),
         *,
+        truncate: bool | None = None,
         ttl: int = 0,
         shared: bool = False,
         stored: pb.Context | None = None,
@@ -154,6 +137,7 @@ class Context:
         self._connection = connection
         self._options = options  # with the version as the caller gave it
         self._rows = list(rows)  # none of a listed context
+        self._truncate = truncate
         self._ttl = ttl
         self._shared = shared
         self._lock = connection._new_lock()
@@ -177,7 +161,6 @@ class Context:
         value: Arrays | None = None,
         *,
         texts: Texts | None = None,
-        truncate: bool | None = None,
         mask: Arrays | None = None,
         timeout: float | None = None,
     ) -> Any:
@@ -186,17 +169,15 @@ class Context:
         Args:
             key: Further key rows, (T, d).
             value: Further value rows, for models that separate them from the key.
-            texts: Further documents, in place of rows.
-            truncate: As in `AttentionClient.context`.
+            texts: Further documents, in place of rows; they are cut as those of `AttentionClient.context`.
             mask: Booleans (T,): False hides a row from every query.
             timeout: Seconds; None means the client's timeout.
 
         Raises:
-            AttentionClientError: The call failed, and this object is unchanged.
+            AttentionClientError: The call failed, and this object is unchanged; or it has some of the
+                documents, if they were sent in several requests.
         """
-        return self._connection._run(
-            self._append(read_parts(key, value, mask, texts, truncate=truncate), timeout)
-        )
+        return self._connection._run(self._append(read_parts(key, value, mask, texts), timeout))
 
     def drop(self, *, timeout: float | None = None) -> Any:
         """Removes the context from the server, unless it is gone already. It is not put again."""
@@ -286,6 +267,8 @@ class Context:
         if parts:
             request.ttl_seconds = self._ttl
             fill_parts(request, parts, self._options.wire)
+            if self._truncate is not None:
+                request.text.truncate = self._truncate
         return await self._connection._ask(
             method, request, lambda response: getattr(response, "context", None), timeout
         )

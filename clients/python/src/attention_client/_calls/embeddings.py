@@ -4,14 +4,14 @@ Notation: B texts or sequences of token ids, T tokens of one, d elements of an e
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, pairwise, starmap
 from typing import Any, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attention_client._calls.arrays import as_array, as_integers, items_of, split, widen
+from attention_client._calls.arrays import as_array, as_integers, items_of, widen
 from attention_client._calls.attention import (
     EncodedCall,
     fill_text_options,
@@ -20,7 +20,14 @@ from attention_client._calls.attention import (
     with_context,
 )
 from attention_client._calls.contexts import Context
-from attention_client._calls.sequences import InputForm, fill_texts, integers, texts
+from attention_client._calls.sequences import (
+    MAX_SEQUENCES,
+    InputForm,
+    fill_texts,
+    integers,
+    split_texts,
+    texts,
+)
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
     MAX_INDEX,
@@ -41,14 +48,12 @@ from attention_client._values import (
 )
 from attention_client.errors import invalid
 
-# A call with more sequences is split into several, because servers limit those of one request.
-MAX_SEQUENCES = 1024
-MAX_TEXT_CHARACTERS = 4 << 20
-MAX_SPANS = 4096
-# The same if the response has a vector for each token: of a text at most one for each character, and some for
-# special tokens, the prompt and query expansion. With 1,024 elements each, they make a message of 64 MiB.
+# Characters of one request whose response has a vector for each token: a text has at most one for each, and
+# some for special tokens, the prompt and query expansion. With 1,024 elements each, they make 64 MiB.
 MAX_VECTOR_CHARACTERS, ADDED_TOKENS = 16 << 10, 32
 OUTPUTS: tuple[str, ...] = get_args(Output)
+# Options that need a certain output.
+OPTIONS_OF_OUTPUTS = {"dimensions": "dense", "normalised": "dense", "top_k": "sparse"}
 TEXT_OPTIONS = ("prompt", "truncate", "input_kind", "truncation_side")
 # Start and exclusive end of each part of one text; and those of several texts.
 SpanList: TypeAlias = Sequence[tuple[int, int]] | NDArray[Any]
@@ -96,9 +101,9 @@ def encode_embeddings(
     sizes = list(map(len, items))
     arrays = _read_spans(spans, sizes, unit, form)
     if "token_vectors" in outputs and not streams:
-        parts = _split([size + ADDED_TOKENS for size in sizes], most=MAX_VECTOR_CHARACTERS)
+        parts = split_texts([size + ADDED_TOKENS for size in sizes], most=MAX_VECTOR_CHARACTERS)
     else:
-        parts = _split(sizes, arrays)
+        parts = split_texts(sizes, arrays)
     requests = tuple(
         _request(options, embed, outputs, items[part], None if arrays is None else arrays[part])
         for part in parts
@@ -119,7 +124,7 @@ def encode_embeddings(
         decoded = {output: decoders[output](responses, requests) for output in outputs}
         if form is InputForm.SINGLE:
             decoded = {output: rows[0] for output, rows in decoded.items()}
-        return decoded["dense"] if embed.outputs is None else Embeddings(**decoded)
+        return Embeddings(**decoded) if embed.outputs is not None else decoded[outputs[0]]
 
     return EncodedCall(requests, decode)
 
@@ -139,7 +144,7 @@ def encode_scores(
     if len(columns[-1]) != len(firsts):
         raise invalid("pairs", f"as many texts as texts, {len(firsts)}", len(columns[-1]))
     requests = list[pb.AttendRequest]()
-    for part in _split([sum(map(len, row)) for row in zip(*columns, strict=True)]):
+    for part in split_texts([sum(map(len, row)) for row in zip(*columns, strict=True)]):
         request = request_of(options)
         for field, column in zip(("texts", "pairs"), columns, strict=False):
             fill_texts(field, getattr(request.text, field), column[part])
@@ -223,11 +228,8 @@ def _decode_sparse(
     rows: list[SparseVector] = []
     for response, request in zip(responses, requests, strict=True):
         message = response.sparse_embeddings
-        indices, values = np.array(message.indices, np.int64), np.array(message.values, np.float32)
-        if len(message.lengths) != _count(request) or not sum(message.lengths) == len(indices) == len(values):
-            raise ValueError(f"it does not contain {_count(request)} sparse embeddings")
-        ends = accumulate(message.lengths, initial=0)
-        rows += [SparseVector(indices[start:end], values[start:end]) for start, end in pairwise(ends)]
+        arrays = np.array(message.indices, np.int64), np.array(message.values, np.float32)
+        rows += map(SparseVector, *(_split_rows(array, message.lengths, request) for array in arrays))
     return rows
 
 
@@ -238,11 +240,16 @@ def _decode_token_vectors(
     rows: list[FloatArray] = []
     for response, request in zip(responses, requests, strict=True):
         message = response.token_vectors
-        flat = widen(message.data_type, message.data).astype(np.float32)
-        if len(message.lengths) != _count(request) or flat.size != sum(message.lengths) * message.width:
-            raise ValueError(f"it does not contain the token vectors of {_count(request)} texts")
-        rows += split(flat, [(length, message.width) for length in message.lengths])
+        vectors = widen(message.data_type, message.data).reshape(-1, message.width)
+        rows += _split_rows(vectors, message.lengths, request)
     return rows
+
+
+def _split_rows(rows: Array, lengths: Sequence[int], request: pb.AttendRequest) -> list[Array]:
+    """The rows of each text or sequence of a request, by their numbers."""
+    if len(lengths) != _count(request) or sum(lengths) != len(rows):
+        raise ValueError(f"it does not contain {sum(lengths)} values of {_count(request)} texts")
+    return np.split(rows, [*accumulate(lengths)][:-1])
 
 
 def _count(request: pb.AttendRequest) -> int:
@@ -297,18 +304,16 @@ def encode_tokenize(
     return request, decode
 
 
-def _read_outputs(embed: EmbeddingInputs, spans: Any) -> Collection[str]:
+def _read_outputs(embed: EmbeddingInputs, spans: Any) -> Sequence[str]:
     """What is computed of each text; checks the options that go with it."""
-    outputs = ("dense",) if embed.outputs is None else items_of(embed.outputs)
+    if embed.sparse and embed.outputs is not None:
+        raise invalid("sparse", "False, because `outputs` names what to return", embed.sparse)
+    outputs = ["sparse" if embed.sparse else "dense"] if embed.outputs is None else items_of(embed.outputs)
     if not outputs or not all(isinstance(output, str) and output in OUTPUTS for output in outputs):
         raise invalid("outputs", f"one or more of {', '.join(OUTPUTS)}, in a list", repr(embed.outputs))
-    output_type = None if embed.output_type == "float32" else embed.output_type
-    of_dense = {"dimensions": embed.dimensions, "output_type": output_type, "normalised": embed.normalised}
-    for field, value in of_dense.items():
-        if value is not None and "dense" not in outputs:
-            raise invalid(field, "None without dense embeddings", repr(value))
-    if embed.top_k is not None and "sparse" not in outputs:
-        raise invalid("top_k", "None without sparse embeddings", repr(embed.top_k))
+    for field, output in OPTIONS_OF_OUTPUTS.items():
+        if getattr(embed, field) is not None and output not in outputs:
+            raise invalid(field, f"None without {output} embeddings", repr(getattr(embed, field)))
     if spans is not None and {*outputs} != {"dense"}:
         raise invalid("spans", "None, because only dense embeddings have parts", type_name(spans))
     return outputs
@@ -332,25 +337,10 @@ def _read_inputs(embed: EmbeddingInputs) -> tuple[InputForm, Sequence[Any], str]
     return sequences.form, [ids[start:end] for start, end in pairwise(ends)], "token"
 
 
-def _split(
-    sizes: Sequence[int], spans: Sequence[Spans] | None = None, most: int = MAX_TEXT_CHARACTERS
-) -> Iterator[slice]:
-    """The texts or sequences, by their sizes, in portions of `most` for one request each."""
-    start = total = count = 0
-    for index, size in enumerate(sizes):
-        rows = 0 if spans is None else len(spans[index])
-        is_large = total + size > most or count + rows > MAX_SPANS
-        if index > start and (is_large or index - start == MAX_SEQUENCES):
-            yield slice(start, index)
-            start, total, count = index, 0, 0
-        total, count = total + size, count + rows
-    yield slice(start, len(sizes))
-
-
 def _request(
     options: RequestOptions,
     embed: EmbeddingInputs,
-    outputs: Collection[str],
+    outputs: Sequence[str],
     items: Sequence[Any],
     spans: Sequence[Spans] | None,
 ) -> pb.AttendRequest:

@@ -5,7 +5,7 @@ rows, Tk key rows and H heads. Token ids and positions have no d.
 """
 
 import math
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -28,6 +28,10 @@ from attention_client.errors import invalid
 
 _KINDS = (pb.AttentionMask.KIND_KEYS, pb.AttentionMask.KIND_PAIRS, pb.AttentionMask.KIND_HEADS)
 _SHAPES = "(Tk,), (Tq, Tk) or (H, Tq, Tk)"
+# The most texts, characters and parts of one request, because servers have limits; calls with more are split.
+MAX_SEQUENCES = 1024
+MAX_TEXT_CHARACTERS = 4 << 20
+MAX_SPANS = 4096
 
 
 class InputForm(Enum):
@@ -112,6 +116,21 @@ def texts(field: str, value: str | Texts) -> tuple[InputForm, tuple[str, ...]]:
     if not items:
         raise invalid(field, "at least one text", "an empty list")
     return InputForm.LIST, tuple(items)
+
+
+def split_texts(
+    sizes: Sequence[int], spans: Sequence[Array] | None = None, most: int = MAX_TEXT_CHARACTERS
+) -> Iterator[slice]:
+    """The texts or sequences, by their sizes, in portions of `most` for one request each."""
+    start = total = count = 0
+    for index, size in enumerate(sizes):
+        rows = 0 if spans is None else len(spans[index])
+        is_large = total + size > most or count + rows > MAX_SPANS
+        if index > start and (is_large or index - start == MAX_SEQUENCES):
+            yield slice(start, index)
+            start, total, count = index, 0, 0
+        total, count = total + size, count + rows
+    yield slice(start, len(sizes))
 
 
 def fill_texts(field: str, target: MutableSequence[str], strings: Sequence[str]) -> None:

@@ -36,17 +36,12 @@ WORST, STEP = 8, 9
 ROUNDING: Final = 4
 LENGTHS: Final = (128, 256, 384, 512, 1024, 2048)
 POOLINGS: Final = ("cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens")
-# The largest weights of a sparse embedding, whose token ids are compared as a set.
-TOP, EQUAL = 10, 1e-6
 TOGETHER: Final[Mapping[str, Settings]] = {
     "a batch is padded on the wrong side": {"padding_side": "left"},
     "a batch is padded without a mask": {"overwrite": ("Transformer", "attention_mask", 1)},
     "padding is pooled": {"overwrite": ("Pooling", "attention_mask", 1)},
     "padding has vectors": {"overwrite": ("MultiVectorMask", "attention_mask", 1)},
 }
-
-
-SPLADE, ACTIVATION = "SpladePooling", "activation_function"
 KINDS: Final[dict[str, Settings]] = {
     "queries are computed as documents": {"item": lambda item: ("document", item[1])},
     "documents are computed as queries": {"item": lambda item: ("query", item[1])},
@@ -76,7 +71,16 @@ def differences(library: Library) -> dict[str, Settings]:
             "token types are missing": {"overwrite": ("Transformer", "token_type_ids", 0)},
         }
     if library.output == "sparse":
-        return _sparse_differences(library) | changes
+        splade = library.modules.get("SpladePooling")
+        mode, other = ("sum", "max") if getattr(splade, "pooling_strategy", "") == "sum" else ("max", "sum")
+        return {
+            f"pooling is {other} rather than {mode}": {"SpladePooling.pooling_strategy": other},
+            "one of two logarithms is missing": {"SpladePooling.activation_function": "relu"},
+            "weights are logarithms of the library's": {"SpladePooling.activation_function": "log1p_relu"},
+            "weights are without the logarithm": {"after": np.expm1},
+            **KINDS,
+            **changes,
+        }
     if library.output == "token_vectors":
         return {
             "token vectors are not normalised": {"normalised": False},
@@ -91,26 +95,6 @@ def differences(library: Library) -> dict[str, Settings]:
         f"pooling is {mode} rather than {library.pooling}": {"Pooling.pooling_mode": mode} for mode in modes
     }
     return pooling | changes | {normalisation: {"normalised": not library.normalised}}
-
-
-def _sparse_differences(library: Library) -> dict[str, Settings]:
-    """What servers of sparse embeddings do otherwise."""
-    changes: dict[str, Settings] = {}
-    if pooling := library.modules.get("SpladePooling"):
-        mode, other = pooling.pooling_strategy, {"max": "sum", "sum": "max"}[pooling.pooling_strategy]
-        changes[f"pooling is {other} rather than {mode}"] = {f"{SPLADE}.pooling_strategy": other}
-        if pooling.activation_function == "relu":
-            changes["weights are logarithms of the library's"] = {f"{SPLADE}.{ACTIVATION}": "log1p_relu"}
-        else:
-            changes["one of two logarithms is missing"] = {f"{SPLADE}.{ACTIVATION}": "relu"}
-        changes |= {"weights are without the logarithm": {"after": np.expm1}} if mode == "max" else {}
-    if queries := library.modules.get("SparseStaticEmbedding"):
-
-        def preprocess(texts: list[str], **_: Any) -> dict[str, Any]:
-            return dict(queries.tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
-
-        changes["special tokens are kept"] = {"SparseStaticEmbedding.preprocess": preprocess}
-    return changes | KINDS
 
 
 class Judge:
@@ -332,9 +316,6 @@ class Judge:
             angles, lengths = _cosines(rows, reference), np.linalg.norm(rows, axis=1)
             figures["cosines"] = f"from {angles.min():.6f}, {angles.mean():.6f} on average"
             figures["lengths of vectors"] = f"{lengths.min():.4g} to {lengths.max():.4g}"
-        if self.library.output == "sparse":
-            same = sum(map(_has_same_top, rows, reference))
-            figures[f"the same {TOP} largest weights"] = f"{same} of {len(rows)}"
         return figures
 
     def _compare_prompt(self, name: str) -> tuple[str, str]:
@@ -381,14 +362,6 @@ def make_items(library: Library, kinds: Sequence[str]) -> list[Item]:
         )
         texts.append(long[: max(end - 1, 0)])
     return [(queries[index % len(queries)], text) for index, text in enumerate(texts)]
-
-
-def _has_same_top(row: Array, reference: Array) -> bool:
-    """Whether the token ids of the largest weights are those of a reference, up to ids of equal weights."""
-    count = min(TOP, int(np.count_nonzero(reference)))
-    top = np.argsort(-reference, kind="stable")[:count]
-    least = np.sort(row)[-count] if count else np.inf
-    return bool((row[top] >= least - EQUAL).all()) if count else not row.any()
 
 
 def _distances(rows: Array, reference: Array) -> Array:

@@ -17,14 +17,13 @@ Item = tuple[str, str]
 Settings = dict[str, Any]
 TEXT_OPTIONS: Final = ("add_special_tokens", "max_length", "padding_side")
 ENCODER, CLASSIFIER = "SentenceTransformer", "CrossEncoder"
-# What the classes of the library compute, and the options with which they return tensors.
+# What the classes of the library compute.
 OUTPUTS: Final = {
     ENCODER: "dense",
     CLASSIFIER: "scores",
     "SparseEncoder": "sparse",
     "MultiVectorEncoder": "token_vectors",
 }
-TENSORS: Final[dict[str, Settings]] = {"sparse": {"convert_to_sparse_tensor": False}, "token_vectors": {}}
 # Rows of token vectors have room for so many of them: the longest text, cut or not, and tokens beside it.
 MOST_VECTORS: Final = 1100
 
@@ -72,8 +71,7 @@ class Library:
         self.pooling = getattr(modules.get("Pooling"), "pooling_mode", "")
         self.normalised = "Normalize" in modules
         self.width = 0
-        if self.output in TENSORS:
-            vectors = MOST_VECTORS if self.output == "token_vectors" else 1
+        if vectors := {"sparse": 1, "token_vectors": MOST_VECTORS}.get(self.output):
             self.width = vectors * self.model.encode(["a"], show_progress_bar=False)[0].shape[-1]
         self.activation = type(self.model.activation_fn).__name__ if self.scores else ""
         has_labels = self.scores and self.model.num_labels > 1
@@ -107,9 +105,10 @@ class Library:
             model = copy.deepcopy(model).to(getattr(torch, precision))
         text = {name: settings[name] for name in TEXT_OPTIONS if name in settings}
         options = {"prompt": settings.get("prompt"), "processing_kwargs": {"text": text}}
-        options |= TENSORS.get(self.output, {"convert_to_tensor": True})
-        if "max_active_dims" in settings:
-            options["max_active_dims"] = settings["max_active_dims"]
+        if self.output != "token_vectors":
+            options["convert_to_tensor"] = True
+        if self.output == "sparse":
+            options |= {"convert_to_sparse_tensor": False, "max_active_dims": settings.get("max_active_dims")}
         if self.scores and "activation" in settings:
             options["activation_fn"] = getattr(torch.nn, settings["activation"])()
         change: Callable[[Item], Item] = settings.get("item", lambda item: item)

@@ -245,9 +245,7 @@ class ServerBackend:
         """A request as the client takes it."""
         options, query = self._options, list(request[Role.QUERY])
         if self.model.text_encoder is not None:
-            arguments = (query, options.prompt, options.dimensions, options.truncate, options.input_kind)
-            heads: Any = {"outputs": options.outputs and options.heads, "top_k": options.top_k}
-            return EmbeddingInputs(*arguments, output_type=options.output_type or "float32", **heads)
+            return embedding_inputs(options, query)
         if isinstance(query[0], str):
             return TextInputs(query)
         if query[0].ndim == 1:
@@ -292,6 +290,21 @@ class ServerBackend:
         """Ends the job: requests that are queued fail."""
         self._failure = failure
         self._ended.set()
+
+
+def embedding_inputs(options: EnrichOptions, texts: Sequence[str]) -> EmbeddingInputs:
+    """The request of a text encoder for some texts, as the client takes it."""
+    outputs: Any = options.outputs and options.heads
+    return EmbeddingInputs(
+        texts,
+        options.prompt,
+        options.dimensions,
+        options.truncate,
+        options.input_kind,
+        output_type=options.output_type or "float32",
+        outputs=outputs,
+        top_k=options.top_k,
+    )
 
 
 def _connect(

@@ -88,11 +88,9 @@ class JobPlan:
 
     def rows_at_once(self, rows: pa.RecordBatch) -> int:
         """How many of the rows are computed together, at least one, so that their results fit the memory."""
-        if "token_vectors" not in self.options.heads:
-            return max(int(rows.num_rows), 1)
         # A token has about as many bytes as an element of its vector.
-        size = max(int(rows.nbytes) * self.model.token_width, 1)
-        return max(1, RESULT_BYTES * int(rows.num_rows) // size)
+        width = self.model.token_width if "token_vectors" in self.options.heads else 1
+        return max(1, RESULT_BYTES * int(rows.num_rows) // max(int(rows.nbytes) * width, 1))
 
     def advice(self, refusal: Refusal) -> str:
         """What else may help against a refusal, to append to an error; empty if nothing is known."""
@@ -181,7 +179,9 @@ def _check_heads(options: EnrichOptions, model: str, encoder: EncoderInfo) -> No
     for head in options.heads:
         if not has[head]:
             names = ", ".join(name for name in has if has[name])
-            raise EnrichError(f"outputs has {head}, which model {model!r} does not compute; it has {names}")
+            raise EnrichError(
+                f"model {model!r} has no {head} output; choose from {names} with --outputs (outputs)"
+            )
     for name, head in HEADS.items():
         if getattr(options, name) is not None and head not in options.heads:
             raise EnrichError(f"{name} needs {head} among outputs")
