@@ -273,14 +273,20 @@ SPARSE_OPTIONS: Fields = {"sparse": pb.SparseOptions()}
 EMBEDDING_OPTIONS: Fields = {"embedding": pb.EmbeddingOptions()}
 TOKEN_VECTORS: Fields = {"return_token_vectors": True}
 REFUSALS: dict[str, tuple[str, Fields]] = {
-    "embedding: model 'splade' lacks this head; send sparse": (SPLADE, EMBEDDING_OPTIONS),
-    "embedding: model 'colbert' lacks this head": (COLBERT, {"embedding": pb.EmbeddingOptions(dimensions=8)}),
-    "sparse: model 'colbert' lacks this head; send return_token_vectors": (
+    "embedding: model 'splade' has no dense embeddings; it has sparse embeddings": (
+        SPLADE,
+        EMBEDDING_OPTIONS,
+    ),
+    "embedding: model 'colbert' has no dense embeddings": (
+        COLBERT,
+        {"embedding": pb.EmbeddingOptions(dimensions=8)},
+    ),
+    "sparse: model 'colbert' has no sparse embeddings; it has token vectors": (
         COLBERT,
         SPARSE_OPTIONS | TOKEN_VECTORS,
     ),
-    "return_token_vectors: model 'splade' lacks this head": (SPLADE, SPARSE_OPTIONS | TOKEN_VECTORS),
-    "return_token_vectors: model 'splade' lacks this head; send sparse": (SPLADE, {}),
+    "return_token_vectors: model 'splade' has no token vectors": (SPLADE, SPARSE_OPTIONS | TOKEN_VECTORS),
+    "return_token_vectors: model 'splade' has no token vectors; it has": (SPLADE, {}),
     "return_weights: cannot be combined with sparse": (M3, SPARSE_OPTIONS | {"return_weights": True}),
     "return_weights: cannot be combined with return_token_vectors; send embedding": (
         M3,
@@ -288,7 +294,7 @@ REFUSALS: dict[str, tuple[str, Fields]] = {
     ),
     "output_data_type: INT8 is for embeddings": (
         M3,
-        EMBEDDING_OPTIONS | TOKEN_VECTORS | {"output_data_type": "DATA_TYPE_INT8"},
+        SPARSE_OPTIONS | TOKEN_VECTORS | {"output_data_type": "DATA_TYPE_INT8"},
     ),
     "spans: model 'm3' has token vectors of which": (
         M3,
@@ -322,7 +328,7 @@ def test_a_request_without_a_model_reaches_the_one_with_the_head(running: Runnin
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/embed", {"inputs": "a"})):
         answer = ask(running.port, path, body | {"model": SPLADE})
         assert answer.status == 400
-        assert "lacks this head" in str(answer.json)
+        assert "has no " in str(answer.json)
 
 
 def infer(running: Running, model: str, *outputs: str, **parameters: Any) -> tuple[int, Any]:

@@ -188,8 +188,18 @@ LONG = "dessert " * 2000
 REFUSALS = [
     ("Embed", [{"inputs": LONG}], "INVALID_ARGUMENT", "text: text 0 has"),
     ("EmbedStream", [{"inputs": "a"}, {"inputs": LONG}], "INVALID_ARGUMENT", "text: text 0 has"),
-    ("EmbedSparse", [{"inputs": "a"}], "INVALID_ARGUMENT", "sparse: model 'sentence' lacks this head"),
-    ("EmbedSparseStream", [{"inputs": "a"}], "INVALID_ARGUMENT", "sparse: model 'sentence' lacks this head"),
+    (
+        "EmbedSparse",
+        [{"inputs": "a"}],
+        "INVALID_ARGUMENT",
+        "sparse: model 'sentence' has no sparse embeddings",
+    ),
+    (
+        "EmbedSparseStream",
+        [{"inputs": "a"}],
+        "INVALID_ARGUMENT",
+        "sparse: model 'sentence' has no sparse embeddings",
+    ),
     ("PredictPair", [{"inputs": ["a", "b", "c"]}], "INVALID_ARGUMENT", "inputs: must be a text, a pair"),
     ("Rerank", [{"query": "a"}], "INVALID_ARGUMENT", "is empty; at least one text is required"),
     (

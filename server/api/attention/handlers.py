@@ -144,7 +144,9 @@ class Attend(InferenceMethod):
         has_documents = model.context is not None or bool(parsed.contents(TEXT, "pairs"))
         if has_texts and has_documents and model.late_interaction is not None:
             return self._decode_comparison(parsed, model, deadline, allowance)
-        outputs = requests.encoder_outputs(message, model)
+        # Other encoders refuse pairs as pairs, whatever heads they have.
+        has_outputs = model.encoder is None or not has_documents
+        outputs = requests.encoder_outputs(message, model) if has_outputs else None
         requests.check_first_output(model)
         decoded = requests.decode(parsed, requests.map_fields_to_inputs(model), allowance)
         decoded.deadline, decoded.encoder_outputs = deadline, outputs

@@ -22,7 +22,7 @@ from attention_serving.server.api.tensors import (
 )
 from attention_serving.server.api.wire import Buffer, Parsed
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.engine.facts import EMBEDS, HEADS, TOKEN_VECTORS
+from attention_serving.server.engine.facts import EMBEDS, HEADS, SPARSE, TOKEN_VECTORS
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import SPANS
@@ -60,6 +60,7 @@ FIELDS_ALLOWED_WITH_SCORES = frozenset(
     {"id", "model_name", "model_version", "output_data_type", "text", "context_id"}
 )
 FIELDS_OF_DOCUMENTS = frozenset({"id", "model_name", "model_version", "ttl_seconds", "shared", "text"})
+HEAD_NAMES = {EMBEDS: "dense embeddings", SPARSE: "sparse embeddings", TOKEN_VECTORS: "token vectors"}
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
 # No tensor of a model has more axes.
@@ -78,7 +79,7 @@ def output_type(message: pb.AttendRequest) -> str:
     """The type in which a request wants real numbers.
 
     Raises:
-        InvalidRequestError: It is not a type of real numbers, nor one of embeddings that are returned alone.
+        InvalidRequestError: It is not a type of real numbers, nor one of dense embeddings.
     """
     data_type = message.output_data_type
     datatype = NAME_BY_ENUM.get(data_type, "") if data_type else "FP32"
@@ -107,7 +108,8 @@ def encoder_outputs(message: pb.AttendRequest, model: LoadedModel) -> EncoderOut
     names = {ATTENTION_WEIGHTS} if message.return_weights else set[str]()
     for field in fields or [TOKEN_VECTORS]:
         if field not in model.heads:
-            problem = f"model {model.name!r} lacks this head; send {' or '.join(model.heads)}"
+            others = " and ".join(f"{HEAD_NAMES[other]} ({other})" for other in model.heads)
+            problem = f"model {model.name!r} has no {HEAD_NAMES[field]}; it has {others}"
             raise InvalidRequestError(field, problem)
         # Without a field, token vectors are returned beside weights unless some of them are skipped.
         if message.return_weights and field != EMBEDS and (fields or encoder.late_interaction):

@@ -215,6 +215,8 @@ def _decode(responses: Sequence[pb.AttendResponse], requests: Sequence[pb.Attend
             expected = list(vectors.lengths)
         flat = widen(vectors.data_type, vectors.data)
         width = -(-vectors.width // 8) if vectors.data_type == pb.DATA_TYPE_BITS else vectors.width
+        if list(vectors.lengths) != expected and not request.HasField("embedding"):
+            raise invalid("model", "a text classifier or reranker", "a model with a vector for each token")
         if list(vectors.lengths) != expected or flat.size != sum(expected) * width:
             raise ValueError(f"it does not contain {sum(expected)} rows")
         parts.append(flat.reshape(sum(expected), width))

@@ -160,7 +160,8 @@ def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -
             # The client's argument has the name of the option.
             argument = re.split(r"\W", getattr(error, "field", ""))[0]
             is_option = argument in option_names and str(error).startswith(argument)
-            fail(f"--{error}" if is_option else str(error))
+            option_name = argument.replace("_", "-")
+            fail(f"--{option_name}{str(error).removeprefix(argument)}" if is_option else str(error))
 
     app.command(command.__name__.rstrip("_"), rich_help_panel=panel)(_with_shared_options(run, command))
 
