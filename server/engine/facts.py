@@ -1,7 +1,7 @@
 """What is known of a model by its manifest: what it takes and returns, and the sizes of its runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
@@ -161,6 +161,12 @@ class ModelFacts:
         first = GraphKind.WEIGHTS if GraphKind.WEIGHTS in graphs else GraphKind.PLAIN
         kinds = [first, *(kind for kind in OF_ENCODERS if kind in graphs)]
         return {spec.name: spec for kind in kinds for spec in graphs[kind].outputs}
+
+    @cached_property
+    def output_names(self) -> Mapping[GraphKind, frozenset[str]]:
+        """The names of the outputs of each graph."""
+        graphs = self.manifest.graphs.items()
+        return {kind: frozenset(spec.name for spec in graph.outputs) for kind, graph in graphs}
 
     @cached_property
     def heads(self) -> list[str]:

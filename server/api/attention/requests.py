@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,8 @@ def encoder_outputs(message: pb.AttendRequest, model: LoadedModel) -> EncoderOut
 
 def requested_heads(message: pb.AttendRequest) -> list[str]:
     """The heads that a request asks for, by their fields: see `HEADS`."""
-    return [field.name for field, _ in message.ListFields() if field.name in HEADS]
+    is_requested = (message.HasField("embedding"), message.HasField("sparse"), message.return_token_vectors)
+    return list(compress(HEADS, is_requested))
 
 
 def quantisation_range(

@@ -30,7 +30,7 @@ PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return
 # By kind of input, the names of its prompts if it is not the name of the kind, in the order in which
 # `encode_document` of sentence-transformers looks for them.
 INPUT_KIND, PROMPT_NAMES = "input_kind", {"document": ("document", "passage", "corpus")}
-QUERY, PLAIN_AND_TOKENS = "query", (GraphKind.PLAIN, GraphKind.TOKENS)
+QUERY = "query"
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
@@ -56,7 +56,8 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         spans_of_all = np.array([(0, plan.lengths[0]) for plan in plans], np.int64)
         decoded.spans = Ragged(spans_of_all, (1,) * len(plans))
     result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), plans)), 0
-    if any((decoded.dimensions, decoded.head_selection, decoded.spans, decoded.offsets, options)):
+    selects = options is not None and options.names != model.output_names[kind]
+    if selects or decoded.dimensions or decoded.head_selection or decoded.spans or decoded.offsets:
         result_bytes, work_bytes = check_selection(decoded, model, kind, plans, result_bytes)
     if result_bytes > (most_bytes := decoded.max_result_bytes or limits.max_result_bytes):
         field = model.inputs[0].name if decoded.spans is None else SPANS
@@ -259,7 +260,7 @@ def _choose_graph(
     if decoded.input_kind == QUERY and GraphKind.QUERY in graphs:
         return GraphKind.QUERY
     if GraphKind.TOKENS in graphs:
-        plain, tokens = ({spec.name for spec in graphs[kind].outputs} for kind in PLAIN_AND_TOKENS)
+        plain, tokens = model.output_names[GraphKind.PLAIN], model.output_names[GraphKind.TOKENS]
         if pools or not plain.issuperset(tokens.intersection(names)):
             return GraphKind.TOKENS
     return GraphKind.PLAIN if decoded.mask is None else GraphKind.MASK
