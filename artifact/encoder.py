@@ -55,11 +55,11 @@ class LateInteractionFacts(Record):
     skipped_kinds: tuple[Literal["query", "document"], ...] = ("document",)
     """The kinds of texts that they are skipped in. Texts that are not queries are documents."""
     skips_first: bool = False
-    """Whether the first token has no vector, in texts of any kind."""
+    """Whether the first token of each text is skipped, whatever the kind of the text."""
 
 
 class QueryFacts(Record):
-    """How queries become token ids, where that is different from other texts."""
+    """How queries become token ids, where this differs from other texts."""
 
     adds_special: bool = True
     """Whether special tokens are added."""
@@ -187,8 +187,8 @@ def tolerance_of(output: str, outputs: Container[str], tolerance: Tolerance) -> 
     """The tolerance of an output: of logits beside scores, with four times the absolute difference.
 
     The slope of a sigmoid is 1/4 at most, so that logits differ by four times as much as scores, and more. So
-    do the keys and values of a prefix, which are inner results of a run. Weights of tokens have no cosine: a
-    text may have a single token, whose weight may be 0.
+    do the keys and values of a prefix, which are intermediate results of a run. Weights of tokens have no
+    cosine: a text may have a single token, whose weight may be 0.
     """
     if output == TOKEN_WEIGHTS:
         return tolerance.model_copy(update={"cosine": None})

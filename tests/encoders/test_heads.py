@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -23,7 +24,7 @@ from attention_serving.server.engine.errors import LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Request
-from attention_serving.server.engine.requests.validation import tokenize_texts, validate
+from attention_serving.server.engine.requests.validation import text_limits, tokenize_texts, validate
 from attention_serving.server.engine.run.execute import run_batch
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import SPARSE_INDICES, SPARSE_VALUES, DecodedRequest
@@ -66,6 +67,16 @@ class Running:
         self.served.engine.events.flush()
         (model,) = [each for each in self.served.engine.repository.loaded_models if each.name == name]
         return sum(durations.count for durations in model.statistics.runs.values())
+
+
+def test_kinds_that_only_choose_a_prompt_have_the_limit_of_texts_of_no_kind(running: Running) -> None:
+    (model,) = [each for each in running.served.engine.repository.loaded_models if each.name == COLBERT]
+    assert model.encoder is not None
+    encoder = model.encoder.model_copy(update={"token_limits": {"": 9, "query": 8}})
+    limited = replace(model, manifest=model.manifest.model_copy(update={"encoder": encoder}))
+    most = model.manifest.max_lengths[model.axes[0]]
+    expected = {"": 9, "query": 8, "document": most, "classification": 9, "clustering": 9}
+    assert {kind: text_limits(limited, LIMITS, kind).text_tokens for kind in expected} == expected
 
 
 def request_of(model: str, texts: Sequence[str], kind: str = "", **fields: Any) -> pb.AttendRequest:

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_serving.artifact.encoder import (
-    ATTENTION_WEIGHTS,
-    QUANTISED,
-)
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, QUANTISED
 from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, POSITIONS, GraphKind
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.tensors import (
@@ -109,8 +106,8 @@ def encoder_outputs(message: pb.AttendRequest, model: LoadedModel) -> EncoderOut
     names = {ATTENTION_WEIGHTS} if message.return_weights else set[str]()
     for field in fields or [TOKEN_VECTORS]:
         if field not in model.heads:
-            others = " and ".join(f"{HEAD_NAMES[other]} ({other})" for other in model.heads)
-            problem = f"model {model.name!r} has no {HEAD_NAMES[field]}; it has {others}"
+            heads = " and ".join(f"{HEAD_NAMES[head]} ({head})" for head in model.heads)
+            problem = f"model {model.name!r} has no {HEAD_NAMES[field]}; it has {heads}"
             raise InvalidRequestError(field, problem)
         # Without a field, token vectors are returned beside weights unless some of them are skipped.
         if message.return_weights and field != EMBEDS and (fields or encoder.late_interaction):

@@ -39,7 +39,6 @@ from attention_serving.server.engine.types import (
     Text,
 )
 
-DOCUMENT = "document"
 # The score of a document without vectors, as in sentence-transformers.
 EMPTY_SCORE = np.float32(-1e9)
 # Numbers of a block, which stay in the cache: vectors of documents, or their products with a query. And the
@@ -159,7 +158,7 @@ def tokenize_documents(
     """
     if decoded.second_texts:
         raise InvalidRequestError(validation.PAIRS, "must be empty: each text is a document")
-    kind, facts = decoded.input_kind or DOCUMENT, _facts(model)
+    kind, facts = decoded.input_kind or validation.DOCUMENT, _facts(model)
     encoded = _tokenize(decoded, decoded.texts, kind, model, limits, reservation)
     (ids,) = encoded.inputs.values()
     return encoded, np.array([has_vectors(part, facts, kind).sum() for part in split(ids.rows, ids.lengths)])
@@ -176,7 +175,7 @@ def tokenize_comparison(
         The request, and what is compared after its run.
     """
     context, count = model.context, len(decoded.texts)
-    columns = {validation.QUERY: decoded.texts, DOCUMENT: decoded.second_texts}
+    columns = {validation.QUERY: decoded.texts, validation.DOCUMENT: decoded.second_texts}
     limits.check_sequences(TEXT, count)
     if context is not None:
         if decoded.second_texts:

@@ -5,9 +5,10 @@ Texts become token ids first, with `tokenize_texts`, within the limits of the se
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return
 # By kind of input, the names of its prompts if it is not the name of the kind, in the order in which
 # `encode_document` of sentence-transformers looks for them.
 INPUT_KIND, PROMPT_NAMES = "input_kind", {"document": ("document", "passage", "corpus")}
-QUERY = "query"
+QUERY, DOCUMENT = "query", "document"
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
@@ -237,9 +238,10 @@ def text_limits(model: LoadedModel, limits: Limits, kind: str = "") -> TextLimit
     if row_bytes := bytes_of_two - bytes_of_one:  # of outputs with a row for each token
         tokens = min(tokens, limits.max_result_bytes // row_bytes)
     most = model.manifest.max_lengths.get(model.axes[0], limits.max_sequence_length)
-    of_kinds = model.encoder.token_limits.items() if model.encoder else ()
-    of_kind = [length for name, length in of_kinds if name == kind]
-    return TextLimits(limits.max_text_bytes, min(most, limits.max_sequence_length, *of_kind), tokens)
+    # Other kinds choose a prompt only.
+    token_limits: Mapping[Any, int] = model.encoder.token_limits if model.encoder else {}
+    most = token_limits.get(kind if kind in (QUERY, DOCUMENT) else "", most)
+    return TextLimits(limits.max_text_bytes, min(most, limits.max_sequence_length), tokens)
 
 
 def _choose_graph(
